@@ -1,0 +1,1 @@
+"""AstrAI: LLM inference engine and server."""
