@@ -2,11 +2,15 @@
 #include <pybind11/pybind11.h>
 
 #include "astrai/error.h"
+#include "bindings.h"
 
 namespace py = pybind11;
 
 PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ core of AstrAI. Imports without torch, without a GPU and without a driver.";
   m.attr("__version__") = ASTRAI_VERSION;
-  static py::exception<astrai::KernelUnavailableError> kernel_unavailable(m, "KernelUnavailableError",
-                                                                         PyExc_RuntimeError);
+  py::register_exception<astrai::Error>(m, "Error", PyExc_RuntimeError);
+  py::register_exception<astrai::KernelUnavailableError>(m, "KernelUnavailableError", PyExc_RuntimeError);
+  astrai::bindings::bind_ops(m);
+  astrai::bindings::bind_token_text(m);
 }

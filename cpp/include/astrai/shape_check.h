@@ -1,0 +1,60 @@
+// ShapeCheck: the checks a launcher makes once before it hands raw pointers to a kernel. Named sizes ("T", "H", "D") are
+// bound by the first tensor that shows them and must agree in every later one. All failures throw
+// std::invalid_argument with the operation, the argument, what it got and what it accepts.
+//
+//   ShapeCheck check("rotary_emb");
+//   check.shape("x", x, {"T", "H", "D"}).dtype("x", x, {DType::kBFloat16, DType::kFloat16});
+//   check.shape("freqs", freqs, {"T", check.size("D") / 2, 2});
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "astrai/tensor_view.h"
+
+namespace astrai {
+
+class ShapeCheck {
+ public:
+  // One dimension of an expected shape: a named size or a number.
+  struct Dim {
+    Dim(const char* symbol) : symbol(symbol), size(-1) {}  // NOLINT: implicit, so that shapes read as lists
+    Dim(int64_t size) : symbol(nullptr), size(size) {}     // NOLINT
+    Dim(int size) : symbol(nullptr), size(size) {}         // NOLINT
+    const char* symbol;                                    // null for a number
+    int64_t size;
+  };
+
+  explicit ShapeCheck(std::string op) : op_(std::move(op)) {}
+
+  // t has exactly these dimensions; binds the symbols that are new.
+  ShapeCheck& shape(const char* arg, const TensorView& t, std::initializer_list<Dim> dims);
+  // t's element type is one of those accepted.
+  ShapeCheck& dtype(const char* arg, const TensorView& t, std::initializer_list<DType> accepted);
+  // t lies on this device; device_idx -1 accepts every index.
+  ShapeCheck& device(const char* arg, const TensorView& t, int device_type, int device_idx = -1);
+  // The dimensions from first_dim on are row-major without gaps.
+  ShapeCheck& contiguous_from(int first_dim, const char* arg, const TensorView& t);
+  // t may be written to.
+  ShapeCheck& writable(const char* arg, const TensorView& t);
+  // A condition of the operation's own: throws "op: message" when it is false.
+  ShapeCheck& require(bool condition, const std::string& message);
+
+  // The value of a bound symbol; throws std::logic_error for one that no shape has shown.
+  int64_t size(const char* symbol) const;
+
+ private:
+  [[noreturn]] void fail(const std::string& message) const;
+  const int64_t* find(const char* symbol) const;
+
+  std::string op_;
+  std::vector<std::pair<const char*, int64_t>> sizes_;  // bound symbols; string literals of the caller
+};
+
+// "[2, 3, 64]", for messages.
+std::string shape_string(const TensorView& t);
+
+}  // namespace astrai
