@@ -1,0 +1,42 @@
+"""The engine: continuous batching of generation requests on one model.
+
+`InferenceEngine` is the Python API, `EngineClient` the seam that servers use. The scheduling
+decisions are in `scheduling_state`, free of threads and tensors.
+"""
+
+from __future__ import annotations
+
+from astrai.engine.client import EngineClient, InProcessClient
+from astrai.engine.engine import InferenceEngine
+from astrai.engine.errors import (
+    EngineDeadError,
+    EngineError,
+    EngineStoppingError,
+    GenerationError,
+    QueueFullError,
+    RequestError,
+)
+from astrai.engine.request import GenerationRequest, TokenEvent
+from astrai.engine.result import STOP, GenerateResult
+from astrai.engine.router import AsyncEventRouter
+from astrai.engine.scheduler import InferenceScheduler
+from astrai.engine.scheduling_state import SchedulingState
+
+__all__ = [
+    "STOP",
+    "AsyncEventRouter",
+    "EngineClient",
+    "EngineDeadError",
+    "EngineError",
+    "EngineStoppingError",
+    "GenerateResult",
+    "GenerationError",
+    "GenerationRequest",
+    "InProcessClient",
+    "InferenceEngine",
+    "InferenceScheduler",
+    "QueueFullError",
+    "RequestError",
+    "SchedulingState",
+    "TokenEvent",
+]

@@ -1,0 +1,135 @@
+"""The seam between the engine and everything that asks it for text.
+
+`EngineClient` is all that the server knows of an engine; every call is thread-safe and short.
+`InProcessClient` is the implementation beside the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+from astrai.engine.engine_task import EngineTask, EventSink
+from astrai.engine.errors import RequestError
+from astrai.engine.request import GenerationRequest
+from astrai.engine.scheduler import InferenceScheduler
+from astrai.engine.scheduling_state import HostPool, generation_room
+from astrai.extension import AttentionBackend, Selection, current_selection
+
+__all__ = ["EngineClient", "InProcessClient", "capture_selection"]
+
+
+def capture_selection(default_backend: AttentionBackend | None) -> Selection:
+    """The attention selection of a request made here: the innermost `attn_backend(...)` context,
+    else the engine's own backend, else what ASTR_BACKEND says, else automatic choice."""
+    selection = current_selection()
+    if default_backend is None or selection.source == "attn_backend(...)":
+        return selection
+    return Selection(default_backend, "InferenceEngine(backend=...)")
+
+
+class EngineClient(Protocol):
+    """Submit requests, get events. Events come on the engine's thread, one call per step with all
+    events of the requests that share the sink; the last event of a request has a finish_reason."""
+
+    def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
+        """Queue a request and return its id. on_event must not block.
+
+        Raises RequestError, QueueFullError, EngineDeadError or EngineStoppingError; nothing is
+        queued then.
+        """
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """End a request within a step or two; unknown ids are ignored."""
+        ...
+
+    def stats(self) -> dict[str, object]: ...
+
+    def is_healthy(self) -> bool: ...
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Refuse new requests and wait for the open ones. True when all have ended."""
+        ...
+
+
+class InProcessClient:
+    """Checks requests on the caller's thread and hands them to the scheduler."""
+
+    def __init__(
+        self,
+        scheduler: InferenceScheduler,
+        pool: HostPool,
+        vocab_size: int,
+        end_ids: tuple[int, ...],
+        has_text: bool = True,
+        default_backend: AttentionBackend | None = None,
+    ) -> None:
+        """end_ids: ids that end a text unless ignore_eos. has_text: False without a tokenizer,
+        when every token is told at once because no text will ever tell it. default_backend:
+        attention backend of requests that were made under no selection."""
+        self._scheduler = scheduler
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._end_ids = end_ids
+        self._has_text = has_text
+        self._default_backend = default_backend
+
+    def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
+        params = request.params
+        try:
+            params.validate(self._vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error), "invalid_value", str(error).split()[0]) from None
+        self._check_prompt(request.prompt_ids)
+        n_prompt = len(request.prompt_ids)
+        room = generation_room(self._pool, n_prompt)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {n_prompt} tokens; with room for one new token at most "
+                f"{n_prompt + room - 1} fit (context {self._pool.max_seq_len})",
+                "context_length_exceeded",
+                "prompt",
+            )
+        selection = request.selection
+        if selection is None:
+            selection = capture_selection(self._default_backend)
+        task = EngineTask(
+            task_id=f"req-{secrets.token_hex(12)}",
+            token_ids=list(request.prompt_ids),
+            namespace=request.namespace,
+            selection=selection,
+            params=params,
+            stop_ids=params.stop_token_ids + (() if params.ignore_eos else self._end_ids),
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            on_event=on_event,
+            every_token=request.every_token or not self._has_text,
+            n_prompt=n_prompt,
+        )
+        self._scheduler.submit(task)
+        return task.task_id
+
+    def cancel(self, request_id: str) -> None:
+        self._scheduler.cancel(request_id)
+
+    def stats(self) -> dict[str, object]:
+        return self._scheduler.stats()
+
+    def is_healthy(self) -> bool:
+        return self._scheduler.is_healthy()
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        return self._scheduler.drain(timeout_s)
+
+    def _check_prompt(self, prompt_ids: list[int]) -> None:
+        if not prompt_ids:
+            raise RequestError("prompt is empty; at least one token is needed", param="prompt")
+        if not set(map(type, prompt_ids)) <= {int}:
+            raise RequestError("prompt must be a list of token ids (integers)", param="prompt")
+        lowest, highest = min(prompt_ids), max(prompt_ids)
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise RequestError(
+                f"prompt holds token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}",
+                param="prompt",
+            )

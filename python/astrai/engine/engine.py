@@ -1,0 +1,331 @@
+"""`InferenceEngine`: a model, a KV pool and a scheduler's thread behind plain calls.
+
+Everything goes through `client`, the `EngineClient` that the server uses too. All methods may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from astrai import _C
+from astrai.engine.client import EngineClient, InProcessClient, capture_selection
+from astrai.engine.errors import RequestError
+from astrai.engine.executor import StepExecutor
+from astrai.engine.generation import PieceStream, RunningBatch, error_of
+from astrai.engine.kv_sizing import default_kv_tokens
+from astrai.engine.request import GenerationRequest
+from astrai.engine.router import AsyncEventRouter
+from astrai.engine.scheduler import InferenceScheduler
+from astrai.extension import ATTN_BACKEND, AttentionBackend, attn_backend
+from astrai.kvcache import PagePool
+from astrai.sampling import Sampler, SamplingParams
+
+if TYPE_CHECKING:
+    from astrai.models import CausalLM
+    from astrai.text import ChatTemplate, Tokenizer
+
+__all__ = ["InferenceEngine"]
+
+Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
+
+
+class InferenceEngine:
+    """Continuous batching over one model. A context manager that shuts down at its end."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: Tokenizer | None,
+        max_batch_size: int = 1,
+        max_seq_len: int | None = None,
+        cache: PagePool | None = None,
+        enable_cuda_graph: bool = True,
+        backend: ATTN_BACKEND | str | type[AttentionBackend] | AttentionBackend | None = None,
+        *,
+        kv_mode: Literal["contiguous", "paged"] = "contiguous",
+        page_size: int = 16,
+        kv_tokens: int | None = None,
+        prefill_chunk: int | None = 512,
+        max_queue: int = 256,
+        chat_template: ChatTemplate | None = None,
+        end_ids: tuple[int, ...] = (),
+        after_step: Callable[[], None] | None = None,
+    ) -> None:
+        """Start serving; the scheduler's thread runs when this returns.
+
+        tokenizer: None serves token ids only. max_seq_len: None is the model's context; the
+        prompt and the generated tokens of one request. cache: a pool of your own, instead of one
+        made from kv_mode, page_size (tokens a page) and kv_tokens (slots of the paged pool, None
+        for what memory allows). enable_cuda_graph: has no effect on a CPU. backend: attention for
+        requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
+        in one step, None or 0 without limit. max_queue: requests that may wait beside the running
+        ones. end_ids: ids that end a text. after_step: see `InferenceScheduler`.
+        Raises ValueError when max_seq_len is beyond the model's context.
+        """
+        config = model.config
+        context_len = min(config.max_position_embeddings, model.max_len)
+        if max_seq_len is not None and not 2 <= max_seq_len <= context_len:
+            raise ValueError(
+                f"InferenceEngine: max_seq_len is {max_seq_len}; this model takes 2 to "
+                f"{context_len}"
+            )
+        if kv_mode not in ("contiguous", "paged"):
+            raise ValueError(
+                f"InferenceEngine: kv_mode is {kv_mode!r}; accepted are 'contiguous' and 'paged'"
+            )
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.config = config
+        self.max_seq_len = max_seq_len if max_seq_len is not None else context_len
+        self.enable_cuda_graph = enable_cuda_graph and model.device.type == "cuda"
+        self._default_backend = None if backend is None else attn_backend(backend)
+        if cache is None:
+            if kv_mode == "paged" and kv_tokens is None:
+                kv_tokens = default_kv_tokens(model, max_batch_size, self.max_seq_len, page_size)
+            cache = PagePool(
+                config.n_layers,
+                config.n_kv_heads,
+                config.head_dim,
+                max_batch_size,
+                self.max_seq_len,
+                model.device,
+                model.dtype,
+                page_size=page_size if kv_mode == "paged" else 1,
+                n_tokens=kv_tokens if kv_mode == "paged" else None,
+                n_heads=config.n_heads,
+            )
+        self.cache = cache
+        self._vocab_size = config.vocab_size
+        sampler = Sampler(config.vocab_size)
+        self._scheduler = InferenceScheduler(
+            cache.host,
+            StepExecutor(model, cache, sampler),
+            sampler,
+            _C.TextStreams(_token_table(tokenizer, config.vocab_size)),
+            max_open=cache.host.max_batch_size + max_queue,
+            prefill_chunk=prefill_chunk,
+            strip_leading_space=tokenizer is not None and tokenizer.strips_leading_space,
+            after_step=after_step,
+        )
+        self.client: EngineClient = InProcessClient(
+            self._scheduler,
+            cache.host,
+            config.vocab_size,
+            end_ids,
+            has_text=tokenizer is not None,
+            default_backend=self._default_backend,
+        )
+        self._scheduler.start()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        progress: bool = True,
+        **options: Any,
+    ) -> InferenceEngine:
+        """An engine for a model folder, a GGUF file or a hub id; None is the default model.
+
+        options: keyword arguments of `InferenceEngine`. Raises ModelLoadError.
+        """
+        from astrai.models import load_model  # the loader and its libraries only when asked
+
+        loaded = load_model(
+            path,
+            device=device,
+            dtype=dtype,
+            progress=progress,
+            max_seq_len=options.get("max_seq_len"),
+        )
+        options = {"chat_template": loaded.chat_template, "end_ids": loaded.end_ids} | options
+        return cls(loaded.model, loaded.tokenizer, **options)
+
+    @property
+    def backend_name(self) -> str | None:
+        """The attention backend chosen for this engine; None is automatic choice."""
+        return None if self._default_backend is None else self._default_backend.name
+
+    @overload
+    def generate(
+        self, prompt: str | list[int], stream: Literal[False] = False, **options: Any
+    ) -> str: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | list[list[int]], stream: Literal[False] = False, **options: Any
+    ) -> list[str]: ...
+    @overload
+    def generate(
+        self, prompt: str | list[int], stream: Literal[True], **options: Any
+    ) -> Generator[str, None, None]: ...
+    @overload
+    def generate(
+        self, prompt: list[str] | list[list[int]], stream: Literal[True], **options: Any
+    ) -> Generator[tuple[int, str], None, None]: ...
+
+    def generate(
+        self,
+        prompt: Prompt,
+        stream: bool = False,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 50,
+        frequency_penalty: float = 0.0,
+        *,
+        timeout: float | None = None,
+        namespace: str = "",
+        **sampling: Any,
+    ) -> Any:
+        """Generate text for one prompt or several; a prompt is text or token ids.
+
+        Returns a str for one prompt and a list for several; with stream a generator of str or of
+        (index, str), whose closing cancels. max_tokens 0 or less gives "" at once. timeout:
+        seconds, after which the requests are cancelled and TimeoutError is raised. namespace: see
+        `GenerationRequest`. sampling: further fields of `SamplingParams`.
+        Raises ValueError naming a field out of range, RequestError for a prompt that cannot be
+        served, GenerationError for a request that failed on the way.
+        """
+        prompts, is_single = _as_prompts(prompt)
+        params, is_empty = self._params(
+            sampling,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            frequency_penalty=frequency_penalty,
+        )
+        if is_empty or not prompts:
+            if stream:
+                return iter(())
+            return "" if is_single else [""] * len(prompts)
+        requests = [self._request(one, params, namespace) for one in prompts]
+        batch = RunningBatch(self.client, requests)
+        if stream:
+            return PieceStream(batch, is_single, timeout)
+        texts = batch.wait(timeout)
+        return texts[0] if is_single else texts
+
+    def generate_async(
+        self,
+        prompt: str | list[int],
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 50,
+        frequency_penalty: float = 0.0,
+        *,
+        namespace: str = "",
+        **sampling: Any,
+    ) -> AsyncGenerator[str, None]:
+        """The pieces of one text for `async for`. Arguments are checked, and the attention
+        backend in force is captured, by the call; the request is submitted by the first step of
+        the iteration. Closing the generator cancels it. Raises as `generate` does."""
+        prompts, is_single = _as_prompts(prompt)
+        if not is_single:
+            raise ValueError("generate_async: prompt must be one text or one list of token ids")
+        params, is_empty = self._params(
+            sampling,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            frequency_penalty=frequency_penalty,
+        )
+        request = None if is_empty else self._request(prompts[0], params, namespace)
+        return self._pieces(request)
+
+    def get_stats(self) -> dict[str, object]:
+        """Counters, queue lengths, pages and latencies."""
+        return self.client.stats()
+
+    def shutdown(self) -> None:
+        """End open requests and the scheduler's thread. Idempotent."""
+        self._scheduler.stop()
+
+    def __enter__(self) -> InferenceEngine:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    async def _pieces(self, request: GenerationRequest | None) -> AsyncGenerator[str, None]:
+        if request is None:
+            return
+        router = AsyncEventRouter(self.client, asyncio.get_running_loop())
+        async with aclosing(router.stream(request)) as events:
+            async for event in events:
+                if event.text:
+                    yield event.text
+                error = error_of(event)
+                if error is not None:
+                    raise error
+
+    def _params(self, sampling: dict[str, Any], **named: Any) -> tuple[SamplingParams, bool]:
+        """Checked parameters, and whether nothing is to be generated."""
+        max_tokens = named["max_tokens"]
+        is_empty = type(max_tokens) is int and max_tokens <= 0
+        if is_empty:
+            named["max_tokens"] = None
+        unknown = sorted(set(sampling) - set(SamplingParams.__dataclass_fields__))
+        if unknown:
+            raise ValueError(
+                f"generate: {unknown[0]} is not a parameter; see SamplingParams for those there are"
+            )
+        params = SamplingParams(**named, **sampling)
+        params = replace(
+            params,
+            stop=(params.stop,) if isinstance(params.stop, str) else tuple(params.stop),
+            stop_token_ids=tuple(params.stop_token_ids),
+        )
+        params.validate(self._vocab_size)
+        return params, is_empty
+
+    def _request(
+        self, prompt: str | list[int], params: SamplingParams, namespace: str
+    ) -> GenerationRequest:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(
+                    "this model has no tokenizer; give the prompt as token ids", param="prompt"
+                )
+            prompt = self.tokenizer.encode(prompt)
+        selection = capture_selection(self._default_backend)
+        return GenerationRequest(prompt, params, namespace, selection=selection)
+
+
+def _as_prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
+    """The prompts as a list, and whether the caller gave a single one."""
+    if isinstance(prompt, str):
+        return [prompt], True
+    if isinstance(prompt, list):
+        if prompt and all(type(token_id) is int for token_id in prompt):
+            return [prompt], True
+        if all(isinstance(one, (str, list)) for one in prompt):
+            return prompt, False
+    raise ValueError(
+        "prompt must be a str, a list of token ids, or a list of either, got "
+        f"{type(prompt).__name__}"
+    )
+
+
+def _token_table(tokenizer: Tokenizer | None, vocab_size: int) -> _C.TokenTable:
+    if tokenizer is None:
+        return _C.TokenTable([b""] * vocab_size, bytes(vocab_size))
+    pieces, special = tokenizer.token_bytes(), tokenizer.special_flags()
+    n_missing = max(0, vocab_size - len(pieces))  # ids of the model that the tokenizer lacks
+    return _C.TokenTable(pieces + [b""] * n_missing, special + bytes(n_missing))

@@ -1,0 +1,57 @@
+"""The effects of a step: one forward and one draw for each group of the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from astrai.engine.plan import StepGroup
+from astrai.engine.task import Task
+from astrai.extension import use_selection
+from astrai.sampling import SampledRows, Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from astrai.kvcache import KVCache, PagePool
+
+__all__ = ["ForwardModel", "StepExecutor"]
+
+T = TypeVar("T", bound=Task)
+
+
+class ForwardModel(Protocol):
+    """The part of `CausalLM` that a step calls."""
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [total_q] int64
+        position_ids: Tensor,  # [total_q] int64
+        kv_cache: KVCache,
+        fwd: str,  # "prefill" or "decode"
+        logits_indices: Tensor | None = None,  # [n] int64 packed rows to compute logits for
+    ) -> Tensor: ...  # [n, vocab]
+
+
+class StepExecutor:
+    """Runs groups on the model. Called by the scheduler's thread alone, in inference mode."""
+
+    def __init__(self, model: ForwardModel, pool: PagePool, sampler: Sampler) -> None:
+        self._model = model
+        self._pool = pool
+        self._sampler = sampler
+
+    def run(self, group: StepGroup[T], slots: list[int]) -> SampledRows:
+        """Forward the group, then draw for its first n_sampled tasks, whose sampler slots these
+        are. The group's KV slots are written when this returns; raises what the model raises."""
+        batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens)
+        indices = batch.logits_indices
+        if 0 < group.n_sampled < len(group.tasks):
+            indices = indices[: group.n_sampled]
+        fwd = "decode" if batch.is_decode else "prefill"
+        with use_selection(group.selection):
+            logits = self._model.forward(
+                batch.input_ids, batch.position_ids, batch.kv_cache, fwd, indices
+            )
+        if group.n_sampled == 0:
+            return SampledRows([], frozenset(), None)
+        return self._sampler.sample(logits, slots)

@@ -1,0 +1,40 @@
+"""What the scheduling state decides for one step: plain frozen data, no effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from astrai.engine.task import Task
+
+__all__ = ["StepGroup", "StepPlan"]
+
+T = TypeVar("T", bound=Task)
+
+
+@dataclass(frozen=True, slots=True)
+class StepGroup(Generic[T]):
+    """The tasks of one forward: a ragged batch of decoding tasks and prefill chunks.
+
+    The first n_sampled tasks draw a token from their last position; the others are chunks that do
+    not reach the end of their prompt. All lists have one entry per task.
+    """
+
+    selection: Any  # attention backend selection, the same for all tasks of the group
+    tasks: list[T]
+    req_indices: list[int]  # rows of the pool
+    starts: list[int]  # first position of this step's tokens
+    q_lens: list[int]  # how many tokens this step computes
+    n_sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan(Generic[T]):
+    """One step. out_of_room: tasks that had to end here because the pool cannot grow for them.
+
+    refused: tasks that the pool could never hold, with the reason.
+    """
+
+    groups: list[StepGroup[T]]
+    out_of_room: list[T]
+    refused: list[tuple[T, str]]

@@ -1,0 +1,281 @@
+"""The scheduling decisions: a state machine with no clock, thread or tensor inside.
+
+Events go in (submit, cancel, the tokens of a completed step), a plan comes out. The pool's host
+bookkeeping is the only thing it acts on. `InferenceScheduler` is the thread around it; the
+simulator in the tests drives it with a seed. Single-threaded.
+
+Orders that hold at all times, oldest arrival first:
+    running   admission order, which is arrival order
+    waiting   preempted tasks, then tasks never admitted; every one younger than all running
+so the youngest running task is the last of `running`, and a preempted task goes back to the front
+of `waiting`. The oldest running task is preempted by nobody, which is why there is always progress.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from astrai.engine.plan import StepGroup, StepPlan
+from astrai.engine.task import Task, TaskStatus
+
+__all__ = ["HostPool", "SchedulingState", "generation_room"]
+
+T = TypeVar("T", bound=Task)
+
+
+class Admission(Protocol):
+    """Where the pool put an admitted task."""
+
+    @property
+    def req_idx(self) -> int: ...
+    @property
+    def n_cached(self) -> int: ...
+    @property
+    def miss_reason(self) -> str: ...
+
+
+class HostPool(Protocol):
+    """The transactions of `_C.PagePool` that scheduling needs."""
+
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def page_size(self) -> int: ...
+    @property
+    def n_pages(self) -> int: ...
+    @property
+    def n_free_pages(self) -> int: ...
+    @property
+    def n_cached_pages(self) -> int: ...
+    @property
+    def n_free_rows(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    def admit(self, token_ids: list[int], namespace: str = "") -> Admission | None: ...
+    def extend_batch(self, req_indices: list[int], new_lens: list[int]) -> int: ...
+    def append_batch(self, req_indices: list[int], token_ids: list[int]) -> None: ...
+    def commit(self, req_idx: int, n_written: int) -> int: ...
+    def release(self, req_idx: int) -> None: ...
+    def tokens(self, req_idx: int) -> list[int]: ...
+
+
+def generation_room(pool: HostPool, n_prompt: int) -> int:
+    """How many tokens can follow a prompt of n_prompt tokens; 0 or less when it cannot be served.
+
+    The last sampled token needs a position of the context but no slot of the pool, as it is never
+    written.
+    """
+    room = pool.max_seq_len - n_prompt
+    if not pool.contiguous:
+        room = min(room, pool.n_pages * pool.page_size - n_prompt + 1)
+    return room
+
+
+class SchedulingState(Generic[T]):
+    """Which task prefills, decodes, waits, is preempted or leaves."""
+
+    def __init__(self, pool: HostPool, prefill_chunk: int | None = 512) -> None:
+        """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task;
+        None or 0 is unlimited."""
+        self._pool = pool
+        self._prefill_chunk = prefill_chunk or None
+        self.waiting: deque[T] = deque()
+        self.running: list[T] = []
+        self._leaving: list[T] = []  # finished, still holding a row
+        self._has_new_room = True  # False while the head of the queue is known not to fit
+        self.n_preemptions = 0
+        self.n_prefix_hit_tokens = 0
+        self.miss_reasons: Counter[str] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self._leaving)
+
+    # Events
+
+    def submit(self, task: T) -> None:
+        """Queue a task behind all others."""
+        self.waiting.append(task)
+        self._has_new_room = True
+
+    def finish(self, task: T, keep_pages: bool = True) -> None:
+        """End a task now (cancelled, stopped, failed); its row goes back in the next cleanup.
+
+        keep_pages False: what it wrote is not to be trusted and does not enter the prefix tree.
+        """
+        if task.status is TaskStatus.WAITING:
+            self.waiting.remove(task)
+            self._has_new_room = True
+        elif task.status is TaskStatus.RUNNING:
+            self.running.remove(task)
+            task.keeps_pages = keep_pages
+            self._leaving.append(task)
+        task.status = TaskStatus.FINISHED
+
+    def complete(
+        self, group: StepGroup[T], token_ids: Sequence[int], ended: Collection[int] = ()
+    ) -> None:
+        """A group's forward is done. token_ids: [n_sampled]. ended: indices of tasks whose token
+        was their last; `finish` them afterwards."""
+        for i, (task, q_len) in enumerate(zip(group.tasks, group.q_lens, strict=True)):
+            task.n_written += q_len
+            if task.n_written <= task.n_prefill and i not in ended:
+                self._pool.commit(task.req_idx, task.n_written)
+        rows = group.req_indices[: group.n_sampled]
+        if ended:
+            rows = [row for i, row in enumerate(rows) if i not in ended]
+            token_ids = [t for i, t in enumerate(token_ids) if i not in ended]
+        if rows:
+            self._pool.append_batch(rows, list(token_ids))
+
+    # The four phases
+
+    def plan(self) -> StepPlan[T]:
+        """Decide the next step: cleanup, refill, prefill, decode."""
+        self.cleanup()
+        refused = self._refill()
+        chunks = self._prefill()
+        decoding, out_of_room = self._decode()
+        work = [(task, 1) for task in decoding]
+        # A task that was preempted for the sake of the decoding ones has lost its chunk.
+        work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
+        return StepPlan(_group(work), out_of_room, refused)
+
+    def cleanup(self) -> None:
+        """Record the written pages of finished tasks, then release their rows."""
+        for task in self._leaving:
+            self._give_back(task)
+        self._leaving.clear()
+
+    def _refill(self) -> list[tuple[T, str]]:
+        """Admit from the head of the queue while there is room. FIFO: a head that does not fit
+        now keeps those behind it waiting, so that it cannot starve."""
+        refused: list[tuple[T, str]] = []
+        while self.waiting and self._has_new_room and self._pool.n_free_rows > 0:
+            task = self.waiting[0]
+            try:
+                admission = self._pool.admit(task.token_ids, task.namespace)
+            except ValueError as error:
+                self.waiting.popleft()
+                task.status = TaskStatus.FINISHED
+                refused.append((task, str(error)))
+                continue
+            if admission is None:
+                self._has_new_room = False
+                break
+            if not self._leaves_headroom():
+                self._pool.release(admission.req_idx)
+                self._has_new_room = False
+                break
+            self.waiting.popleft()
+            self._activate(task, admission)
+        return refused
+
+    def _leaves_headroom(self) -> bool:
+        """True when every running task could still get a page: admitting a task only to preempt
+        it in its first steps would compute its prompt for nothing."""
+        if self._pool.contiguous or not self.running:
+            return True
+        return self._pool.n_free_pages + self._pool.n_cached_pages >= len(self.running)
+
+    def _activate(self, task: T, admission: Admission) -> None:
+        task.req_idx = admission.req_idx
+        task.n_prefill = len(task.token_ids)
+        task.n_written = admission.n_cached
+        task.status = TaskStatus.RUNNING
+        if not task.is_admitted:
+            task.is_admitted = True
+            task.n_cached = admission.n_cached
+            self.n_prefix_hit_tokens += admission.n_cached
+            self.miss_reasons[admission.miss_reason] += 1
+        self.running.append(task)
+
+    def _prefill(self) -> list[tuple[T, int]]:
+        """Chunks for the tasks whose prompt is not written yet, oldest first, under the budget."""
+        budget = self._prefill_chunk
+        chunks: list[tuple[T, int]] = []
+        for task in self.running:
+            remaining = task.n_prefill - task.n_written
+            if remaining <= 0:
+                continue
+            if budget is None:
+                chunks.append((task, remaining))
+                continue
+            if budget == 0:
+                break
+            q_len = min(remaining, budget)
+            budget -= q_len
+            chunks.append((task, q_len))
+        return chunks
+
+    def _decode(self) -> tuple[list[T], list[T]]:
+        """Give each decoding task a slot for its next token, preempting the youngest tasks when
+        the pool is full. Returns the decoding tasks and those that must end for lack of room."""
+        decoding = [task for task in self.running if task.n_written >= task.n_prefill]
+        out_of_room: list[T] = []
+        while decoding:
+            n_extended = self._pool.extend_batch(
+                [task.req_idx for task in decoding], [task.n_written + 1 for task in decoding]
+            )
+            if n_extended == len(decoding):
+                break
+            if len(self.running) == 1:
+                # Nobody is left to make room: what has been generated is all there can be.
+                out_of_room.append(self.running[0])
+                self.finish(self.running[0])
+                return [], out_of_room
+            self._preempt(self.running[-1])
+            decoding = [task for task in decoding if task.req_idx >= 0]
+        return decoding, out_of_room
+
+    def _preempt(self, task: T) -> None:
+        """Send the youngest running task back to the head of the queue, to be recomputed later.
+
+        Its written pages stay in the prefix tree until someone needs them.
+        """
+        task.token_ids = self._pool.tokens(task.req_idx)
+        self._give_back(task)
+        task.status = TaskStatus.WAITING
+        task.n_preemptions += 1
+        self.n_preemptions += 1
+        self.running.remove(task)
+        self.waiting.appendleft(task)
+
+    def _give_back(self, task: T) -> None:
+        if task.keeps_pages:
+            self._pool.commit(task.req_idx, task.n_written)
+        self._pool.release(task.req_idx)
+        task.req_idx = -1
+        self._has_new_room = True
+
+
+def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
+    """One group per attention selection, in order of first appearance."""
+    by_selection: list[tuple[Any, list[tuple[T, int]]]] = []
+    for item in work:
+        selection = item[0].selection
+        for known, members in by_selection:
+            if known is selection or known == selection:
+                members.append(item)
+                break
+        else:
+            by_selection.append((selection, [item]))
+    groups = []
+    for selection, members in by_selection:
+        # Chunks that end before their prompt does draw no token and go last.
+        partial = [m for m in members if m[0].n_written + m[1] < m[0].n_prefill]
+        if partial:
+            members = [m for m in members if m[0].n_written + m[1] >= m[0].n_prefill] + partial
+        groups.append(
+            StepGroup(
+                selection=selection,
+                tasks=[task for task, _ in members],
+                req_indices=[task.req_idx for task, _ in members],
+                starts=[task.n_written for task, _ in members],
+                q_lens=[q_len for _, q_len in members],
+                n_sampled=len(members) - len(partial),
+            )
+        )
+    return groups
