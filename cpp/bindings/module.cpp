@@ -11,6 +11,11 @@ PYBIND11_MODULE(_C, m) {
   m.attr("__version__") = ASTRAI_VERSION;
   py::register_exception<astrai::Error>(m, "Error", PyExc_RuntimeError);
   py::register_exception<astrai::KernelUnavailableError>(m, "KernelUnavailableError", PyExc_RuntimeError);
+  astrai::bindings::bind_cpu_ops(m);
+  astrai::bindings::bind_allocator(m);
+  astrai::bindings::bind_radix_cache(m);
+  astrai::bindings::bind_page_pool(m);
+  astrai::bindings::bind_batch_plan(m);
   astrai::bindings::bind_ops(m);
   astrai::bindings::bind_token_text(m);
 }

@@ -1,0 +1,64 @@
+// Page allocator: which pages are free, how many owners each page has, and which unowned pages still hold something useful.
+//
+// Each page is in exactly one state, and free + cached + held = n_pages:
+//   free    ref_count 0, in free_       alloc() takes the lowest one first, so that neighbours in time are neighbours in memory
+//   held    ref_count > 0               owned by the callers who counted themselves in
+//   cached  ref_count 0, in cached_     kept by free(page, keep_cached = true); alloc() evicts the oldest when nothing is free
+//
+// PagePool takes pages one owner at a time and leaves sharing and eviction order to its RadixCache, which knows which
+// page is the prefix of which. Single-threaded.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "astrai/bitmask.h"
+#include "astrai/int32_span.h"
+#include "astrai/lru_list.h"
+
+namespace astrai {
+
+class Allocator {
+ public:
+  // Throws std::invalid_argument unless 1 <= n_pages < 2^31.
+  explicit Allocator(int64_t n_pages);
+
+  // Called with each page that alloc evicts, after it left the cached state. It must not call back into the allocator.
+  void set_on_evict(std::function<void(int32_t)> on_evict) { on_evict_ = std::move(on_evict); }
+
+  // A page with ref_count 1: the lowest free one, else the least recently cached one. -1 when all pages are held.
+  int32_t alloc();
+  // n pages with ref_count 1 into out [n]. False, and nothing changed, when fewer than n are free or cached.
+  bool alloc_many(int64_t n, int32_t* out);
+  // Drops one owner. The last one leaves the page cached (newest) or free. Throws std::invalid_argument on a page nobody holds.
+  void free(int32_t page, bool keep_cached = false);
+  // free() of every page in order; throws before any change if one of them is not held or is listed more often than held.
+  void free_many(Int32Span pages);
+  // Adds an owner to a held or cached page. Throws std::invalid_argument on a free page.
+  void inc_ref(int32_t page);
+  int32_t ref_count(int32_t page) const;
+  // Makes a cached page the most recently used one; other pages are left alone.
+  void touch(int32_t page);
+
+  int64_t n_pages() const { return static_cast<int64_t>(ref_counts_.size()); }
+  int64_t n_free() const { return free_.count(); }
+  int64_t n_cached() const { return cached_.count(); }
+  int64_t n_held() const { return n_held_; }
+  bool is_free(int32_t page) const { return free_.test(page); }
+  // O(n_pages). Throws Error naming both sides of the equation that fails.
+  void check_integrity() const;
+  int64_t state_bytes() const;
+
+ private:
+  void check_page(const char* operation, int32_t page) const;
+
+  Bitmask free_;
+  LruList cached_;
+  std::vector<int32_t> ref_counts_;  // [n_pages]
+  int64_t n_held_ = 0;
+  std::function<void(int32_t)> on_evict_;
+};
+
+}  // namespace astrai
