@@ -1,0 +1,1 @@
+"""Command line programs. Nothing imports this package."""

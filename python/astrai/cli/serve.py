@@ -1,0 +1,158 @@
+"""`astrai-serve`: settings from flags and YAML, a model into an engine, a server over it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from astrai import _C, env
+from astrai.cli.config import read_config
+from astrai.cli.options import Option, OptionError, add_flags, nearest, server_options
+from astrai.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from astrai.engine import InferenceEngine
+    from astrai.models import LoadedModel
+
+log = logging.getLogger("astrai.serve")
+
+_EPILOG = """\
+Flags may be written with dashes or underscores. --config reads the same settings from the
+server: section of a YAML file; a flag given here wins over the file.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Returns the exit status: 0 after a drain, 1 when the start fails, 2 on usage."""
+    began_s = time.monotonic()
+    try:
+        settings = parse_settings(sys.argv[1:] if argv is None else argv)
+        _configure_logging(settings)
+        env.attention_backend()  # a bad ASTR_BACKEND is known before a model is loaded
+    except ValueError as error:
+        print(f"astrai-serve: error: {error}", file=sys.stderr)
+        return 2
+    try:
+        return _serve(settings, began_s)
+    except KeyboardInterrupt:
+        return 130
+    except (OSError, ValueError, RuntimeError) as error:
+        # What a user can mend: files, ports, memory, the network. The trace is for debugging.
+        log.debug("start failed", exc_info=True)
+        print(f"astrai-serve: error: {error}", file=sys.stderr)
+        return 1
+
+
+def parse_settings(argv: Sequence[str]) -> ServerSettings:
+    """Defaults, then the YAML file, then flags. Raises OptionError; --help and --version exit."""
+    options = server_options()
+    parser = _parser(options)
+    given, unknown = parser.parse_known_args([_dashed(arg) for arg in argv])
+    if unknown:
+        raise OptionError(_unknown_argument(unknown[0], options))
+    values = vars(given)
+    path = values.pop("config")
+    from_file = read_config(path, options) if path is not None else {}
+    from_flags = {
+        option.field: tuple(values[option.field]) if option.many else values[option.field]
+        for option in options
+        if option.field in values
+    }
+    return ServerSettings(**{**from_file, **from_flags})
+
+
+def _parser(options: list[Option]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="astrai-serve",
+        usage="%(prog)s [--model MODEL] [--config FILE] [flags]",
+        description="Serve a language model over the OpenAI and Anthropic HTTP protocols.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"astrai {_C.__version__}")
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings")
+    add_flags(parser, options)
+    return parser
+
+
+def _dashed(argument: str) -> str:
+    """A flag's name with dashes; its value, if it has one, as it is."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _unknown_argument(argument: str, options: list[Option]) -> str:
+    if not argument.startswith("-"):
+        return f"unexpected argument {argument!r}; a model is named with --model"
+    flags = ["--" + name.replace("_", "-") for option in options for name in option.names]
+    name = argument.partition("=")[0]
+    return f"unknown flag {name}; did you mean {nearest(name, [*flags, '--config'])}?"
+
+
+def _configure_logging(settings: ServerSettings) -> None:
+    level = settings.log_level or env.log_level()
+    logging.basicConfig(
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    # uvicorn's own start and stop lines repeat the summary.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def _serve(settings: ServerSettings, began_s: float) -> int:
+    from astrai.server import runner  # the web framework and the engine, once the flags are good
+
+    listener = runner.bind(settings.host, settings.port)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    loaded = engine = None
+    if settings.model != "none":
+        loaded, engine = _load_engine(settings)
+    from astrai.cli.summary import summary
+    from astrai.server.app import create_app
+
+    app = create_app(engine, settings)
+    text = summary(url, settings, loaded, engine, time.monotonic() - began_s)
+    print(text, flush=True)
+    runner.run(app, engine, settings, listener)
+    return 0
+
+
+def _load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]:
+    from astrai.engine import InferenceEngine
+    from astrai.models import load_model
+
+    log.info("loading %s", settings.model or "the default model")
+    loaded = load_model(
+        settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_seq_len=settings.max_seq_len,
+    )
+    engine = InferenceEngine(
+        loaded.model,
+        loaded.tokenizer,
+        max_batch_size=settings.max_batch_size,
+        max_seq_len=settings.max_seq_len,
+        kv_mode=settings.kv_mode,
+        page_size=settings.page_size,
+        kv_tokens=settings.kv_tokens,
+        prefill_chunk=settings.prefill_chunk,
+        max_queue=settings.max_queue,
+        chat_template=loaded.chat_template,
+        end_ids=loaded.end_ids,
+    )
+    return loaded, engine
+
+
+if __name__ == "__main__":
+    sys.exit(main())

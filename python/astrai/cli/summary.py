@@ -1,0 +1,72 @@
+"""What `astrai-serve` prints when it is ready: one screen, what runs where, within what limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from astrai import _C
+from astrai.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from astrai.engine import InferenceEngine
+    from astrai.models import LoadedModel
+
+_MB = 1e6
+
+
+def summary(
+    url: str,
+    settings: ServerSettings,
+    loaded: LoadedModel | None,
+    engine: InferenceEngine | None,
+    ready_s: float,
+) -> str:
+    rows = [("server", url)]
+    if loaded is None or engine is None:
+        rows.append(("model", "none: model routes answer 503"))
+    else:
+        facts = loaded.summary
+        rows += [
+            (
+                "model",
+                f"{Path(loaded.source).stem} ({facts['architecture']}, {facts['format']}): "
+                f"{facts['n_parameters'] / 1e6:.1f} M parameters, "
+                f"{facts['weight_bytes'] / _MB:.0f} MB, loaded in {facts['load_s']:.1f} s",
+            ),
+            ("device", f"{loaded.device}, {str(loaded.dtype).removeprefix('torch.')}"),
+            ("text", _text(loaded)),
+            (
+                "batch",
+                f"{settings.max_batch_size} requests of up to {engine.max_seq_len} tokens, "
+                f"prompts in chunks of {settings.prefill_chunk}, queue {settings.max_queue}",
+            ),
+            ("KV cache", _kv_cache(engine)),
+        ]
+    keys = len(settings.api_keys)
+    rows.append(("access", f"{keys} API keys" if keys else "no API key: whoever reaches the port"))
+    rows.append(("routes", "POST /v1/chat/completions /v1/messages /v1/completions"))
+    rows.append(("", "GET  /v1/models /health /ready /stats /metrics /openapi.json"))
+    lines = [f"AstrAI {_C.__version__}, ready in {ready_s:.1f} s"]
+    lines += [f"  {name:<9} {text}" for name, text in rows]
+    return "\n".join(lines)
+
+
+def _text(loaded: LoadedModel) -> str:
+    if loaded.tokenizer is None:
+        return "no tokenizer: token ids only"
+    if loaded.chat_template is None:
+        return "tokenizer, no chat template: /v1/completions only"
+    return "tokenizer and chat template"
+
+
+def _kv_cache(engine: InferenceEngine) -> str:
+    pool = engine.cache.host
+    storage = engine.cache.storage
+    n_bytes = storage.k_buffer.nbytes + storage.v_buffer.nbytes
+    if pool.contiguous:
+        kind = "contiguous"
+    else:
+        reuse = "prefix reuse" if pool.page_size > 1 else "no prefix reuse"
+        kind = f"paged, pages of {pool.page_size}, {reuse}"
+    return f"{pool.n_tokens} tokens, {n_bytes / _MB:.0f} MB ({kind})"

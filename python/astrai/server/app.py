@@ -1,0 +1,65 @@
+"""The FastAPI application: one engine (or none) behind the routes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from astrai.engine import InferenceEngine
+from astrai.server import generation_routes, service_routes
+from astrai.server.engine_link import EngineLink
+from astrai.server.errors import install_error_handlers
+from astrai.server.metrics import HttpMetrics
+from astrai.server.middleware import Gate
+from astrai.server.openapi import install_openapi
+from astrai.server.settings import ServerSettings
+
+__all__ = ["create_app"]
+
+
+def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> FastAPI:
+    """The application over an engine that is already running; None serves 503 on model routes.
+
+    The caller keeps the engine and shuts it down. Its events arrive on the loop that runs the
+    application's lifespan.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        link = EngineLink(engine, settings) if engine is not None else None
+        app.state.engine_link = link
+        yield
+        app.state.engine_link = None
+        if link is not None:
+            link.close()
+
+    app = FastAPI(
+        title="AstrAI inference server",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.engine_link = None
+    app.state.draining = False
+    app.state.started = int(time.time())
+    app.state.metrics = HttpMetrics()
+    app.include_router(generation_routes.router)
+    app.include_router(service_routes.router)
+    install_error_handlers(app)
+    install_openapi(app)
+    app.add_middleware(Gate, settings=settings, metrics=app.state.metrics)
+    if settings.cors_origins:
+        # Outside the gate: a browser's preflight request carries no key.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "request-id"],
+        )
+    return app

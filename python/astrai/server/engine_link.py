@@ -1,0 +1,209 @@
+"""What the handlers use of an engine: text to ids off the event loop, requests in, events out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from astrai.engine import AsyncEventRouter, GenerationRequest, InferenceEngine, TokenEvent
+from astrai.engine import errors as engine_errors
+from astrai.server.errors import ApiError, bad_request
+from astrai.server.settings import ServerSettings
+from astrai.text import ChatTemplate, TemplateError, Tokenizer, encode_chat
+
+T = TypeVar("T")
+# Batches of (choice index, event): everything that was ready when the consumer asked.
+EventBatches = AsyncGenerator[list[tuple[int, TokenEvent]], None]
+
+_TEXT_THREADS = 4
+
+
+class EngineLink:
+    """One engine as the server sees it. Made and used on the server's event loop.
+
+    `encode_*` and `decode` block and belong on `run()`'s threads; the rest is for the loop.
+    """
+
+    def __init__(self, engine: InferenceEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.max_seq_len: int = engine.max_seq_len
+        self.vocab_size: int = engine.config.vocab_size
+        self._router = AsyncEventRouter(engine.client, asyncio.get_running_loop())
+        self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
+        self._token_bytes: list[bytes] | None = None
+
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
+        """work(*args) on a thread for text; the event loop stays free."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # text -------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises a 400 for a model folder without tokenizer files: it serves token ids only."""
+        if self.engine.tokenizer is None:
+            raise bad_request(
+                "this model has no tokenizer and serves token ids only: send token ids as the "
+                "prompt of /v1/completions",
+                code="no_tokenizer",
+            )
+        return self.engine.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        if self.engine.chat_template is None:
+            raise bad_request(
+                "this model has no chat template: use /v1/completions", code="no_chat_template"
+            )
+        return self.engine.chat_template
+
+    def encode_text(
+        self, text: str, add_special_tokens: bool = False, parse_special: bool = True
+    ) -> list[int]:
+        self._refuse_hopeless(len(text))
+        return self.tokenizer.encode(text, add_special_tokens, parse_special)
+
+    def encode_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Prompt ids of a conversation. Raises a 400 with the template's message."""
+        tokenizer, template = self.tokenizer, self.chat_template
+        self._refuse_hopeless(sum(len(message["content"]) for message in messages))
+        try:
+            return encode_chat(tokenizer, template, messages, tools=tools)
+        except TemplateError as error:
+            raise bad_request(
+                f"the model's chat template refuses these messages: {error}",
+                param="messages",
+                code="template_error",
+            ) from None
+        except RecursionError:
+            raise bad_request(
+                "the messages are nested too deeply for the model's chat template",
+                param="messages",
+                code="template_error",
+            ) from None
+
+    def token_bytes(self) -> list[bytes]:
+        """The text bytes of each token id; empty for ids without text and without a tokenizer."""
+        if self._token_bytes is None:
+            tokenizer = self.engine.tokenizer
+            known = tokenizer.token_bytes() if tokenizer is not None else []
+            self._token_bytes = known + [b""] * (self.vocab_size - len(known))
+        return self._token_bytes
+
+    def check_prompt(self, prompt_ids: list[int]) -> None:
+        """Refuse prompts that leave no room for one new token, or hold ids the model lacks."""
+        if not prompt_ids:
+            raise bad_request("the prompt is empty", param="prompt", code="empty_prompt")
+        self._refuse_longer_than(len(prompt_ids), self._prompt_limit())
+        if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
+            raise bad_request(
+                f"the prompt holds a token id outside 0 to {self.vocab_size - 1}",
+                param="prompt",
+                code="invalid_token_id",
+            )
+
+    def _prompt_limit(self) -> int:
+        limit = self.max_seq_len - 1  # one position is left for the answer
+        if self.settings.max_prompt_tokens is not None:
+            limit = min(limit, self.settings.max_prompt_tokens)
+        return limit
+
+    def _refuse_longer_than(self, n_tokens: int, limit: int, at_least: str = "") -> None:
+        if n_tokens > limit:
+            raise bad_request(
+                f"the prompt has {at_least}{n_tokens} tokens; at most {limit} fit "
+                f"(the context is {self.max_seq_len} tokens)",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+    def _refuse_hopeless(self, n_chars: int) -> None:
+        """Refuse a text that is too long however it is tokenised, before the work of doing so."""
+        longest = max(map(len, self.token_bytes()), default=0)
+        if longest:
+            self._refuse_longer_than(n_chars // longest, self._prompt_limit(), "more than ")
+
+    # generation -------------------------------------------------------------------------------
+
+    def generate(self, requests: list[GenerationRequest]) -> EventBatches:
+        """Submit all requests; closing the result cancels what is not finished.
+
+        Raises ApiError from its first batch on; nothing is left running then.
+        """
+        return _merge([self._stream(request) for request in requests])
+
+    async def _stream(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+        try:
+            async with aclosing(self._router.stream(request)) as events:
+                async for event in events:
+                    yield event
+        except engine_errors.RequestError as error:
+            raise ApiError(400, str(error), code=error.code, param=error.param) from None
+        except engine_errors.QueueFullError as error:
+            raise ApiError(
+                429, str(error), code="queue_full", retry_after_s=error.retry_after_s
+            ) from None
+        except engine_errors.EngineStoppingError:
+            raise ApiError(
+                503, "the server is shutting down", code="shutting_down", retry_after_s=5
+            ) from None
+        except engine_errors.EngineDeadError:
+            raise ApiError(
+                503, "the engine has stopped after a fault", code="engine_dead"
+            ) from None
+
+    def is_healthy(self) -> bool:
+        return self.engine.client.is_healthy()
+
+    def stats(self) -> dict[str, Any]:
+        return self.engine.client.stats()
+
+
+async def _merge(streams: list[AsyncGenerator[TokenEvent, None]]) -> EventBatches:
+    """The events of several streams as they come, each batch in the order of arrival."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for event in stream:
+                yield [(0, event)]
+        return
+    arrived: list[tuple[int, TokenEvent]] = []
+    news = asyncio.Event()
+
+    async def pump(idx: int, stream: AsyncGenerator[TokenEvent, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    arrived.append((idx, event))
+                    news.set()
+        finally:
+            news.set()
+
+    tasks = [asyncio.create_task(pump(idx, stream)) for idx, stream in enumerate(streams)]
+    try:
+        while True:
+            await news.wait()
+            news.clear()
+            for task in tasks:
+                if task.done():
+                    task.result()  # raises what ended the stream
+            if arrived:
+                batch = arrived.copy()
+                arrived.clear()
+                yield batch
+            elif all(task.done() for task in tasks):
+                return
+            if all(task.done() for task in tasks):
+                news.set()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,205 @@
+"""POST /v1/chat/completions: OpenAI's chat shapes.
+
+https://platform.openai.com/docs/api-reference/chat
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import orjson
+
+from astrai.engine import TokenEvent
+from astrai.server.engine_link import EngineLink
+from astrai.server.errors import ApiError, bad_request
+from astrai.server.openai_common import (
+    chat_logprobs,
+    error_frames,
+    new_id,
+    now,
+    sampling_params,
+    stop_strings,
+    usage_frame,
+    usage_of,
+)
+from astrai.server.openai_models import ChatCompletionRequest, template_message
+from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
+from astrai.server.sse import DONE, frame
+
+log = logging.getLogger("astrai.server")
+
+MAX_TOOL_DEPTH = 64  # levels of a JSON schema in a tool definition
+
+
+class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
+    """Shapes of one chat completion; made anew for each request."""
+
+    def prepare(
+        self, request: ChatCompletionRequest, engine: EngineLink
+    ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
+        self._engine = engine
+        self._request = request
+        if request.user is not None:
+            log.debug("user %.64r", request.user)
+        _refuse_structured_output(request)
+        tools = _template_tools(request, engine)
+        try:
+            messages = [template_message(message) for message in request.messages]
+        except ValueError as error:
+            raise bad_request(str(error), param="messages") from None
+        wanted = (request.top_logprobs or 0) if request.logprobs else None
+        sampling = sampling_params(
+            request,
+            engine,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            logprobs=wanted,
+        )
+        stops = stop_strings(request.stop, engine, "stop")
+        ctx = ResponseContext(
+            new_id("chatcmpl-"),
+            now(),
+            request.model,
+            request.stream,
+            sampling,
+            request.n,
+            wants_ids=request.return_token_ids,
+        )
+        return [engine.encode_chat(messages, tools)], ctx, stops
+
+    def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
+        # In the order of the indices: OpenAI's stream helper appends choices as they appear.
+        role = {"role": "assistant"}
+        return b"".join(self._chunk(ctx, choice, role, None) for choice in choices)
+
+    def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
+        frames = b""
+        has_tokens = (self._request.logprobs or ctx.wants_ids) and event.token_ids
+        if event.text or has_tokens:
+            frames = self._chunk(ctx, choice, {"content": event.text}, event)
+        if event.finish_reason is not None:
+            frames += self._chunk(ctx, choice, {}, None)
+        return frames
+
+    def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
+        options = self._request.stream_options
+        wanted = options.include_usage if options is not None else None
+        empty = {"index": 0, "delta": {}, "finish_reason": None}
+        return usage_frame(_head(ctx), empty, usage_of(choices, ctx.n), wanted) + DONE
+
+    def format_stream_error(self, error: ApiError) -> bytes:
+        return error_frames(error)
+
+    def format_response(self, ctx: ResponseContext, choices: list[Choice]) -> dict[str, Any]:
+        return {
+            **_head(ctx, "chat.completion"),
+            "choices": [self._choice(choice, ctx) for choice in choices],
+            "usage": usage_of(choices, ctx.n),
+        }
+
+    def _choice(self, choice: Choice, ctx: ResponseContext) -> dict[str, Any]:
+        shaped: dict[str, Any] = {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+        }
+        if self._request.logprobs:
+            shaped["logprobs"] = chat_logprobs(choice.logprobs, self._engine)
+        if ctx.wants_ids:
+            shaped["token_ids"] = choice.token_ids
+            shaped["prompt_token_ids"] = choice.prompt_ids
+        return shaped
+
+    def _chunk(
+        self, ctx: ResponseContext, choice: Choice, delta: dict[str, Any], event: TokenEvent | None
+    ) -> bytes:
+        """One chunk. event: the news it carries; the finish chunk has an empty delta and none."""
+        is_end = not delta
+        shaped: dict[str, Any] = {
+            "index": choice.index,
+            "delta": delta,
+            "finish_reason": choice.finish_reason if is_end else None,
+        }
+        if event is not None and event.logprobs is not None:
+            shaped["logprobs"] = chat_logprobs(event.logprobs, self._engine)
+        if ctx.wants_ids and event is not None:
+            shaped["token_ids"] = event.token_ids
+        if ctx.wants_ids and "role" in delta:
+            shaped["prompt_token_ids"] = choice.prompt_ids
+        return frame({**_head(ctx), "choices": [shaped]})
+
+
+def _head(ctx: ResponseContext, kind: str = "chat.completion.chunk") -> dict[str, Any]:
+    return {"id": ctx.response_id, "object": kind, "created": ctx.created, "model": ctx.model}
+
+
+def _refuse_structured_output(request: ChatCompletionRequest) -> None:
+    """Refuse what would need constrained generation, rather than answer without it."""
+    wanted = request.response_format
+    if wanted is not None and wanted.type != "text":
+        raise bad_request(
+            f"response_format {wanted.type!r} is not supported by this server; "
+            "use 'text' and ask for the format in the prompt",
+            param="response_format",
+            code="unsupported_value",
+        )
+
+
+def _template_tools(
+    request: ChatCompletionRequest, engine: EngineLink
+) -> list[dict[str, Any]] | None:
+    """Tool definitions for the template; none when tool_choice is "none"."""
+    names = {tool.function.name for tool in request.tools or ()}
+    choice = request.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type") != "function" or not isinstance(name, str):
+            raise bad_request(
+                'tool_choice should be "none", "auto", "required" or '
+                '{"type": "function", "function": {"name": ...}}',
+                param="tool_choice",
+            )
+        if name not in names:
+            raise bad_request(
+                f"tool_choice names {name[:64]!r}, which is not among the tools",
+                param="tool_choice",
+            )
+    if isinstance(choice, dict) or choice == "required":
+        raise bad_request(
+            "a forced tool call is not supported by this server; use tool_choice 'auto' or 'none'",
+            param="tool_choice",
+            code="unsupported_value",
+        )
+    if not request.tools or choice == "none":
+        return None
+    tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+    check_tools(tools, engine.settings.max_tools_bytes)
+    return tools
+
+
+def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:
+    """Refuse tool definitions that are too large or too deep for a template to render."""
+    size = len(orjson.dumps(tools))
+    if size > max_bytes:
+        raise bad_request(
+            f"the tool definitions have {size} bytes; at most {max_bytes} are allowed",
+            param="tools",
+        )
+    level: list[Any] = list(tools)
+    for _ in range(MAX_TOOL_DEPTH):
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return
+    raise bad_request(
+        f"the tool definitions are nested deeper than {MAX_TOOL_DEPTH} levels", param="tools"
+    )

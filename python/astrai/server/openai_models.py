@@ -1,0 +1,161 @@
+"""Request body of POST /v1/chat/completions, and what its messages look like to a chat template.
+
+https://platform.openai.com/docs/api-reference/chat/create
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import Field, model_validator
+
+from astrai.server.fields import (
+    MAX_MESSAGES,
+    Bounded,
+    Nullable,
+    Positive,
+    Probability,
+    RequestModel,
+    SamplingFields,
+    Temperature,
+    TopK,
+    TopLogprobs,
+)
+
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class ContentPart(RequestModel):
+    """A part of a message. Only text can be served; other types are refused by the builder."""
+
+    type: Annotated[str, Field(max_length=64)]
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _text_has_text(self) -> ContentPart:
+        if self.type in ("text", "refusal") and self.type == "text" and self.text is None:
+            raise ValueError("A text part should have a text")
+        return self
+
+
+class FunctionCall(RequestModel):
+    name: Name
+    arguments: Nullable[str] = ""
+
+
+class ToolCall(RequestModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(RequestModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Bounded(max_length=MAX_MESSAGES)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Bounded()] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_content(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if value.get("role") == "assistant":
+            # Null content is what clients send back beside tool calls; a missing one is a mistake
+            # unless there are tool calls.
+            if "content" not in value and not value.get("tool_calls"):
+                raise ValueError("An assistant message should have content or tool_calls")
+        elif value.get("content") is None:
+            raise ValueError("A message should have content")
+        return value
+
+
+class FunctionDef(RequestModel):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDef(RequestModel):
+    type: Literal["function"]
+    function: FunctionDef
+
+
+class ResponseFormat(RequestModel):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+class ChatCompletionRequest(SamplingFields):
+    model: Nullable[str] = "astrai"
+    messages: Annotated[list[ChatMessage], Bounded(1, MAX_MESSAGES)]
+    temperature: Nullable[Temperature] = 1.0
+    top_p: Nullable[Probability] = 1.0
+    top_k: Nullable[TopK] = 50
+    max_tokens: Nullable[Positive] = 2048
+    max_completion_tokens: Positive | None = None
+    logprobs: Nullable[bool] = False
+    top_logprobs: TopLogprobs | None = None
+    tools: Annotated[list[ToolDef], Bounded()] | None = None
+    tool_choice: Nullable[Literal["none", "auto", "required"] | dict[str, Any]] = "auto"
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """The message as chat templates read it. Raises ValueError for what they cannot express."""
+    # Templates know no developer role; it is OpenAI's newer name for system.
+    role = "system" if message.role == "developer" else message.role
+    rendered: dict[str, Any] = {"role": role, "content": content_text(message.content)}
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": parse_arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    for key in ("name", "tool_call_id"):
+        value = getattr(message, key)
+        if value is not None:
+            rendered[key] = value
+    return rendered
+
+
+def content_text(content: str | list[ContentPart] | None) -> str:
+    """The text of a message; parts are joined without anything between them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type != "text":
+            raise ValueError(
+                f"content part of type {part.type!r} is not supported: this model reads text only"
+            )
+    return "".join(part.text or "" for part in content)
+
+
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """A call's JSON text as an object, the form templates render; "" and "null" are {}."""
+    if not arguments.strip():
+        return {}
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        raise ValueError("tool call arguments are not valid JSON") from None
+    if parsed is None:
+        return {}
+    if not isinstance(parsed, dict):
+        raise ValueError("tool call arguments should be a JSON object")
+    return parsed

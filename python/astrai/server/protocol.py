@@ -1,0 +1,253 @@
+"""One orchestrator for all protocols, and what a protocol has to say about itself.
+
+A protocol is a request model and a `ResponseBuilder`; the handler submits, collects, streams,
+notices errors and clients that go. Adding a protocol needs no change here.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from astrai.engine import GenerationRequest, TokenEvent
+from astrai.sampling import SamplingParams, TokenLogprob
+from astrai.server.body import read_model
+from astrai.server.disconnect import ClientGone, DisconnectWatch
+from astrai.server.engine_link import EngineLink, EventBatches
+from astrai.server.errors import ApiError, not_loaded
+from astrai.server.sse import encode_json
+from astrai.server.streaming import EventStream
+
+log = logging.getLogger("astrai.server")
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+# Seeds are 64-bit words; choice i of a seeded request draws with seed + i.
+_SEED_WORD = 2**64
+
+
+@dataclass(slots=True)
+class ResponseContext:
+    """What every part of one answer repeats, and how to sample it.
+
+    n: choices of each prompt. wants_ids: a stream reports ids as they come, even without text.
+    """
+
+    response_id: str
+    created: int
+    model: str
+    stream: bool
+    sampling: SamplingParams
+    n: int = 1
+    wants_ids: bool = False
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one generation gave so far."""
+
+    index: int
+    prompt_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_string: str | None = None
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_output: int = 0
+
+    def add(self, event: TokenEvent) -> None:
+        self.text += event.text
+        self.token_ids.extend(event.token_ids)
+        self.logprobs.extend(event.logprobs or ())
+        self.finish_reason = event.finish_reason
+        self.stop_string = event.stop_string
+        self.n_prompt = event.n_prompt
+        self.n_cached = event.n_cached
+        self.n_output = event.n_output
+
+
+class ResponseBuilder(ABC, Generic[RequestT]):
+    """A protocol's shapes. `prepare` runs on a thread and may block; the rest must not.
+
+    The `format_stream_*` methods return complete SSE frames, possibly none (b"").
+    """
+
+    @abstractmethod
+    def prepare(
+        self, request: RequestT, engine: EngineLink
+    ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
+        """(token ids of each prompt, context, stop strings). Raises ApiError for bad input."""
+
+    @abstractmethod
+    def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
+        """What comes before any text; counts of the first choice's prompt are known."""
+
+    @abstractmethod
+    def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
+        """News of one choice, its end included; `choice` already holds the event."""
+
+    @abstractmethod
+    def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
+        """What comes after the last choice's end."""
+
+    @abstractmethod
+    def format_stream_error(self, error: ApiError) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+
+    @abstractmethod
+    def format_response(self, ctx: ResponseContext, choices: list[Choice]) -> dict[str, Any]:
+        """The whole answer of a request that is not streamed."""
+
+
+class ProtocolHandler(Generic[RequestT]):
+    """Serves one request. Errors before the first byte are raised as ApiError."""
+
+    def __init__(
+        self, request: RequestT, engine: EngineLink, builder: ResponseBuilder[RequestT]
+    ) -> None:
+        self._request = request
+        self._engine = engine
+        self._builder = builder
+
+    async def handle(self, watch: DisconnectWatch) -> Response:
+        """The answer. An EventStream owns `watch` from here on. Raises ClientGone, ApiError."""
+        return await watch.guard(self._handle(watch))
+
+    async def _handle(self, watch: DisconnectWatch) -> Response:
+        engine = self._engine
+        prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
+        choices, requests = self._expand(prompts, ctx, stops)
+        batches = engine.generate(requests)
+        if ctx.stream:
+            return await self._handle_stream(batches, ctx, choices, watch)
+        return await self._handle_non_stream(batches, ctx, choices)
+
+    def _expand(
+        self, prompts: list[list[int]], ctx: ResponseContext, stops: tuple[str, ...]
+    ) -> tuple[list[Choice], list[GenerationRequest]]:
+        """One generation for each choice of each prompt; those of one prompt share its prefix."""
+        sampling = replace(ctx.sampling, stop=stops)
+        choices: list[Choice] = []
+        requests: list[GenerationRequest] = []
+        for prompt_ids in prompts:
+            self._engine.check_prompt(prompt_ids)
+            for i in range(ctx.n):
+                params = sampling
+                if i and sampling.seed is not None:
+                    params = replace(sampling, seed=(sampling.seed + i) % _SEED_WORD)
+                choices.append(Choice(len(choices), prompt_ids))
+                requests.append(
+                    GenerationRequest(prompt_ids, params, every_token=ctx.stream and ctx.wants_ids)
+                )
+        return choices, requests
+
+    async def _handle_non_stream(
+        self, batches: EventBatches, ctx: ResponseContext, choices: list[Choice]
+    ) -> Response:
+        try:
+            async for batch in batches:
+                for idx, event in batch:
+                    _raise_fault(event)
+                    choices[idx].add(event)
+        finally:
+            await batches.aclose()
+        body = encode_json(self._builder.format_response(ctx, choices))
+        return Response(body, media_type="application/json")
+
+    async def _handle_stream(
+        self,
+        batches: EventBatches,
+        ctx: ResponseContext,
+        choices: list[Choice],
+        watch: DisconnectWatch,
+    ) -> Response:
+        # The first batch tells whether the requests were accepted, so that a refusal is a status
+        # code, and how much of the prompt was cached, which message_start reports.
+        try:
+            first = await anext(batches)
+            for _, event in first:
+                _raise_fault(event)
+        except BaseException:
+            await batches.aclose()
+            raise
+        return EventStream(self._frames(first, batches, ctx, choices), watch)
+
+    async def _frames(
+        self,
+        first: list[tuple[int, TokenEvent]],
+        batches: EventBatches,
+        ctx: ResponseContext,
+        choices: list[Choice],
+    ) -> AsyncGenerator[bytes, None]:
+        builder = self._builder
+        try:
+            for idx, event in first:
+                choices[idx].n_prompt, choices[idx].n_cached = event.n_prompt, event.n_cached
+            written = builder.format_stream_start(ctx, choices)
+            written += self._format_batch(first, ctx, choices)
+            yield written
+            async for batch in batches:
+                if frames := self._format_batch(batch, ctx, choices):
+                    yield frames
+            yield builder.format_stream_end(ctx, choices)
+        except ApiError as error:
+            yield builder.format_stream_error(error)
+        except Exception:
+            log.exception("stream %s broke", ctx.response_id)
+            yield builder.format_stream_error(ApiError(500, "internal server error"))
+        finally:
+            await batches.aclose()
+
+    def _format_batch(
+        self, batch: list[tuple[int, TokenEvent]], ctx: ResponseContext, choices: list[Choice]
+    ) -> bytes:
+        frames = []
+        for idx, event in batch:
+            _raise_fault(event)
+            choices[idx].add(event)
+            frames.append(self._builder.format_chunk(ctx, choices[idx], event))
+        return b"".join(frames)
+
+
+async def serve_protocol(
+    request: Request, model: type[RequestT], builder: ResponseBuilder[RequestT]
+) -> Response:
+    """Route body of every generating protocol: validate, then 503 without a model, then answer."""
+    body = await read_model(request, model)
+    engine = require_engine(request)
+    watch = DisconnectWatch(request.receive)
+    streaming = False
+    try:
+        response = await ProtocolHandler(body, engine, builder).handle(watch)
+        streaming = isinstance(response, EventStream)
+        return response
+    except ClientGone:
+        return Response(status_code=499)  # nobody reads it; the access log does
+    finally:
+        if not streaming:
+            watch.close()
+
+
+def require_engine(request: Request) -> EngineLink:
+    """The app's engine. Raises 503 "Engine not initialized" when there is none."""
+    link: EngineLink | None = request.app.state.engine_link
+    if link is None:
+        raise not_loaded()
+    return link
+
+
+def _raise_fault(event: TokenEvent) -> None:
+    """Turn an end that is not the model's own into an error."""
+    if event.finish_reason == "error":
+        raise ApiError(500, event.error or "the generation failed", code="generation_failed")
+    if event.finish_reason == "cancelled":
+        raise ApiError(503, "the request was cancelled by the server", code="cancelled")

@@ -1,0 +1,104 @@
+"""Runs the application under uvicorn: listening, draining on SIGTERM, leaving on the second one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from astrai.engine import InferenceEngine
+from astrai.server.settings import ServerSettings
+
+log = logging.getLogger("astrai.server")
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, which else meet closed ones
+_GRACE_S = 3  # after the drain: for answers of cancelled requests to be written
+
+
+class ListenError(OSError):
+    """The address cannot be listened on; the message says what to do."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket, not yet listening: a busy port is known before a model is loaded."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. "
+            "Pass another --port or --host, or stop the process that listens there."
+        ) from None
+    return listener
+
+
+def run(
+    app: FastAPI, engine: InferenceEngine | None, settings: ServerSettings, listener: socket.socket
+) -> None:
+    """Serve on listener until a signal; returns when the drain is over and the engine is down."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _GRACE_S,
+    )
+    server = _DrainingServer(config, app, engine, settings.drain_timeout_s)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if engine is not None:
+            engine.shutdown()
+
+
+class _DrainingServer(uvicorn.Server):
+    """Ends in order: no new requests, open ones get their time, what is left is cancelled."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        engine: InferenceEngine | None,
+        drain_timeout_s: float,
+    ) -> None:
+        super().__init__(config)
+        self._app = app
+        self._engine = engine
+        self._drain_timeout_s = drain_timeout_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Signal handler. The signal is not raised again afterwards: a drained exit is status 0."""
+        name = signal.Signals(sig).name
+        if self.should_exit:
+            log.warning("%s again: leaving at once", name)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + sig)
+        log.info("%s: draining for up to %g s", name, self._drain_timeout_s)
+        self._app.state.draining = True
+        self.should_exit = True
+        threading.Thread(target=self._drain, name="astrai-drain", daemon=True).start()
+
+    def _drain(self) -> None:
+        if self._engine is None:
+            return
+        if not self._engine.client.drain(self._drain_timeout_s):
+            log.warning("open requests are cancelled after %g s", self._drain_timeout_s)
+        # Ends what is open with an event, so that each client gets an answer or an error.
+        self._engine.shutdown()

@@ -1,0 +1,126 @@
+"""The server's settings: one frozen dataclass, and with each field what the command line says.
+
+`astrai.cli` builds the flags, `--help` and the checks of the YAML `server:` section from these
+fields, so a setting is declared once. Nothing here imports FastAPI or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+MODEL, ENGINE, NETWORK, LIMITS = "model", "engine", "network", "limits"
+
+
+def _setting(
+    default: Any,
+    group: str,
+    text: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    aliases: tuple[str, ...] = (),
+    flag: str | None = None,
+) -> Any:
+    """A dataclass field with its help group, help text and bounds.
+
+    flag names the command-line flag where it differs from the field's name.
+    """
+    metadata: Mapping[str, Any] = {
+        "group": group,
+        "help": text,
+        "minimum": minimum,
+        "maximum": maximum,
+        "aliases": aliases,
+        "flag": flag,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Everything `astrai-serve` can be told. A None takes the value that the field's help names."""
+
+    model: str | None = _setting(
+        None,
+        MODEL,
+        "folder, .gguf file or hub id; left out: SmolLM2-135M-Instruct; 'none': no model",
+        aliases=("param_path",),
+    )
+    served_model_name: str = _setting("astrai", MODEL, "name listed by /v1/models")
+    device: str = _setting("auto", MODEL, "auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = _setting(
+        "auto", MODEL, "type of weights and KV cache; auto: what the device multiplies fastest"
+    )
+
+    max_batch_size: int = _setting(
+        16, ENGINE, "requests that run at once", minimum=1, maximum=65536
+    )
+    max_seq_len: int | None = _setting(
+        None, ENGINE, "tokens of a prompt and its answer; left out: the model's context", minimum=2
+    )
+    kv_mode: Literal["paged", "contiguous"] = _setting(
+        "paged",
+        ENGINE,
+        "paged: one shared pool with prefix reuse; contiguous: fixed rows for each request",
+    )
+    page_size: int = _setting(
+        16, ENGINE, "token slots of a KV page; 1 turns prefix reuse off", minimum=1, maximum=65536
+    )
+    kv_tokens: int | None = _setting(
+        None, ENGINE, "token slots of the paged pool; left out: sized to the free memory", minimum=1
+    )
+    prefill_chunk: int = _setting(512, ENGINE, "prompt tokens computed in one step", minimum=1)
+    max_queue: int = _setting(
+        1024, ENGINE, "requests that may wait; the next one is answered 429", minimum=0
+    )
+
+    host: str = _setting("127.0.0.1", NETWORK, "address to listen on")
+    port: int = _setting(
+        8000, NETWORK, "port to listen on; 0: any free one", minimum=0, maximum=65535
+    )
+    api_keys: tuple[str, ...] = _setting(
+        (),
+        NETWORK,
+        "a key that requests must carry; may be given several times",
+        flag="api_key",
+        aliases=("api_key",),
+    )
+    metrics_public: bool = _setting(False, NETWORK, "serve /metrics without a key")
+    cors_origins: tuple[str, ...] = _setting(
+        (),
+        NETWORK,
+        "origin whose pages may call the API; may be given several times",
+        flag="cors_origin",
+        aliases=("cors_origin",),
+    )
+    drain_timeout_s: float = _setting(
+        5.0,
+        NETWORK,
+        "seconds that open requests get to finish after SIGTERM",
+        minimum=0,
+        maximum=3600,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] | None = _setting(
+        None, NETWORK, "least severe message logged; left out: ASTRAI_LOG_LEVEL, else info"
+    )
+
+    max_body_bytes: int = _setting(
+        4 * 1024 * 1024, LIMITS, "bytes of a request body; more is answered 413", minimum=1024
+    )
+    max_prompt_tokens: int | None = _setting(
+        None, LIMITS, "tokens of a prompt; left out: what the context holds", minimum=1
+    )
+    max_n: int = _setting(16, LIMITS, "choices of one request (n)", minimum=1, maximum=1024)
+    max_prompts: int = _setting(
+        512, LIMITS, "prompts times n of one /v1/completions request", minimum=1
+    )
+    max_logprobs: int = _setting(
+        20, LIMITS, "alternatives of a token (top_logprobs)", minimum=0, maximum=20
+    )
+    max_stop_strings: int = _setting(16, LIMITS, "stop strings of one request", minimum=0)
+    max_stop_chars: int = _setting(1024, LIMITS, "characters of one stop string", minimum=1)
+    max_tools_bytes: int = _setting(
+        256 * 1024, LIMITS, "bytes of the tool definitions of one request", minimum=1024
+    )
