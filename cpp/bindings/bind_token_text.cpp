@@ -83,7 +83,7 @@ std::int64_t checked_id(const TokenTable& table, std::int64_t token_id) {
 }  // namespace
 
 void bind_token_text(py::module_& m) {
-  py::class_<TokenTable, std::shared_ptr<TokenTable>>(m, "TokenTable", "The bytes of every token id.")
+  py::class_<TokenTable, std::shared_ptr<TokenTable>>(m, "TokenTable", py::is_final(), "The bytes of every token id.")
       .def(py::init([](const std::vector<py::bytes>& pieces, const py::bytes& special) {
              const std::string flags = special;
              return std::make_shared<TokenTable>(std::vector<std::string>(pieces.begin(), pieces.end()),
@@ -109,7 +109,7 @@ void bind_token_text(py::module_& m) {
   if (event_type == nullptr) throw py::error_already_set();
   m.attr("TextEvent") = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(event_type));
 
-  py::class_<TextStreams>(m, "TextStreams", "The texts of all running requests.")
+  py::class_<TextStreams>(m, "TextStreams", py::is_final(), "The texts of all running requests.")
       .def(py::init([](std::shared_ptr<TokenTable> table) { return TextStreams(std::move(table)); }),
            py::arg("table").none(false))
       .def("open",

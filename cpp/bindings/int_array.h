@@ -12,6 +12,15 @@
 
 namespace astrai::bindings {
 
+// Whether a buffer holds signed integers of n_bytes each in the machine's order. Producers write the same type as "i", "<i"
+// (ctypes) or, for 64 bits, "l" and "q"; pybind11's own comparison takes one spelling.
+inline bool holds_integers(const pybind11::buffer_info& view, pybind11::ssize_t n_bytes) {
+  const std::string& format = view.format;
+  const std::size_t prefix = !format.empty() && (format[0] == '<' || format[0] == '=' || format[0] == '@') ? 1 : 0;
+  return view.itemsize == n_bytes && format.size() == prefix + 1 &&
+         std::string("ilq").find(format[prefix]) != std::string::npos;
+}
+
 // T is std::int32_t or std::int64_t.
 template <class T>
 class IntArray {
@@ -57,8 +66,8 @@ class IntArray {
 
   void read_buffer(const pybind11::buffer& source) {
     view_ = source.request();
-    const bool is_32 = view_.item_type_is_equivalent_to<std::int32_t>();
-    const bool is_64 = view_.item_type_is_equivalent_to<std::int64_t>();
+    const bool is_32 = holds_integers(view_, 4);
+    const bool is_64 = holds_integers(view_, 8);
     if (view_.ndim != 1 || !(is_32 || is_64)) {
       throw pybind11::type_error("got a buffer of format '" + view_.format + "' with " + std::to_string(view_.ndim) +
                                  " dimensions; one dimension of int32 or int64 is accepted");

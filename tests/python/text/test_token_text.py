@@ -6,6 +6,7 @@ Properties that need no model are at the end; the C++ cases are in tests/cpp/tes
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -173,7 +174,7 @@ def test_the_text_does_not_depend_on_how_its_bytes_are_cut_into_tokens(
 
     def stream_of(cuts: list[int]) -> tuple[str, str | None]:
         bounds = [0, *sorted(cuts), len(raw)]
-        pieces = [raw[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        pieces = [raw[begin:end] for begin, end in pairwise(bounds)]
         streams = TextStreams(TokenTable(pieces, bytes(len(pieces))))
         handle = streams.open(stops, [], len(pieces) + 1)
         joined, last = run(streams, handle, list(range(len(pieces))))
