@@ -21,8 +21,9 @@ std::vector<std::string> cuda_archs() { return {ASTRAI_CUDA_ARCHS_LIST}; }
 int prefill_q_tile_rows(int, int, int, DType, int) { return kDefaultQTileRows; }
 
 void throw_no_instance(const char* op, DType dtype, int head_dim) {
+  const KernelInstances instances = compiled_instances();
   std::string built;
-  for (const auto& [name, built_head_dim] : compiled_instances()[op]) {
+  for (const auto& [name, built_head_dim] : instances.at(op)) {
     if (!built.empty()) built += ", ";
     built += name + " " + std::to_string(built_head_dim);
   }

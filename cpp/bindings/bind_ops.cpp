@@ -19,11 +19,22 @@ void* stream_or_current(const StreamHandle& stream, const StreamedTensor& x) {
   return stream ? reinterpret_cast<void*>(*stream) : x.stream;
 }
 
-DType dtype_from_name(const std::string& name) {
-  for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+// A torch.dtype or its name.
+DType dtype_from_object(const py::object& object) {
+  std::string name = py::str(object);
+  if (name.rfind("torch.", 0) == 0) name.erase(0, 6);
+  for (DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32, DType::kFloat64}) {
     if (name == dtype_name(dtype)) return dtype;
   }
-  throw std::invalid_argument("prefill_q_tile_rows: dtype is '" + name + "'; accepted: bfloat16, float16, float32");
+  throw std::invalid_argument("prefill_q_tile_rows: dtype is '" + name +
+                              "'; accepted: bfloat16, float16, float32, float64");
+}
+
+// An index, or the index of a torch.device; 0 for a device that names none.
+int device_idx_from_object(const py::object& object) {
+  if (py::isinstance<py::int_>(object)) return object.cast<int>();
+  const py::object index = object.attr("index");
+  return index.is_none() ? 0 : index.cast<int>();
 }
 
 }  // namespace
@@ -35,8 +46,9 @@ void bind_ops(py::module_& m) {
   m.def("cuda_archs", &cuda_archs, "Architectures of the machine code in this build.");
   m.def(
       "prefill_q_tile_rows",
-      [](int n_heads, int n_kv_heads, int head_dim, const std::string& dtype, int device) {
-        return prefill_q_tile_rows(n_heads, n_kv_heads, head_dim, dtype_from_name(dtype), device);
+      [](int n_heads, int n_kv_heads, int head_dim, const py::object& dtype, const py::object& device) {
+        return prefill_q_tile_rows(n_heads, n_kv_heads, head_dim, dtype_from_object(dtype),
+                                   device_idx_from_object(device));
       },
       py::arg("n_heads"), py::arg("n_kv_heads"), py::arg("head_dim"), py::arg("dtype"), py::arg("device"),
       "Query rows of one prefill tile.");

@@ -111,7 +111,11 @@ bool TensorBorrow::load(py::handle src, TensorView& view) {
   const dlpack::ExchangeApi* api = exchange_api_of(src);
   if (api == nullptr) return load_buffer(src, view);
   dlpack::Tensor tensor{};
-  if (api->dltensor_from_py_object_no_sync(src.ptr(), &tensor) != 0) throw py::error_already_set();
+  if (api->dltensor_from_py_object_no_sync(src.ptr(), &tensor) != 0) {
+    // Sparse tensors, meta tensors and the like have no memory to look at; the framework's own words are the cause.
+    py::raise_from(PyExc_TypeError, "astrai: this tensor has no plain memory on the CPU or a CUDA device");
+    throw py::error_already_set();
+  }
   check_ndim(tensor.ndim);
   exchange_api_ = api;
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;

@@ -30,6 +30,7 @@ std::string shape_string(const TensorView& t) {
 }
 
 ShapeCheck& ShapeCheck::shape(const char* arg, const TensorView& t, std::initializer_list<Dim> dims) {
+  const size_t n_known = sizes_.size();
   bool matches = t.ndim == static_cast<int>(dims.size());
   for (int i = 0; matches && i < t.ndim; ++i) {
     const Dim& dim = dims.begin()[i];
@@ -41,6 +42,7 @@ ShapeCheck& ShapeCheck::shape(const char* arg, const TensorView& t, std::initial
     }
   }
   if (!matches) {
+    sizes_.resize(n_known);  // what this tensor bound is no expectation of it
     const std::string expected = join(dims, [this](const Dim& dim) {
       if (dim.symbol == nullptr) return std::to_string(dim.size);
       const int64_t* bound = find(dim.symbol);

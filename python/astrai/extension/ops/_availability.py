@@ -1,0 +1,64 @@
+"""Which kernels this build has and whether a GPU here can run them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from astrai import _C
+
+KERNEL_NAMES = ("attn_paged_decode", "attn_paged_prefill", "rotary_emb", "store_kv")
+
+
+def is_available(name: str, dtype: torch.dtype | None = None, head_dim: int | None = None) -> bool:
+    """True when kernel `name` can run here, for this dtype and head_dim where they are given."""
+    return unavailable_reason(name, dtype, head_dim) is None
+
+
+@cache
+def unavailable_reason(
+    name: str, dtype: torch.dtype | None = None, head_dim: int | None = None
+) -> str | None:
+    """Why kernel `name` cannot run here, or None when it can.
+
+    Raises ValueError for a name that is not in KERNEL_NAMES.
+    """
+    if name not in KERNEL_NAMES:
+        raise ValueError(f"unknown kernel '{name}'; the names are {', '.join(KERNEL_NAMES)}")
+    if not _C.BUILT_WITH_CUDA:
+        return f"this build has no CUDA kernels ({_C.CUDA_REASON})"
+    built = _C.compiled_instances().get(name, [])
+    if not built:
+        return f"this build has no {name} kernel"
+    wanted = str(dtype).removeprefix("torch.")
+    fitting = [
+        pair
+        for pair in built
+        if (dtype is None or pair[0] == wanted) and (head_dim is None or pair[1] in (0, head_dim))
+    ]
+    if not fitting:
+        pairs = ", ".join(f"{name} {size or 'any head_dim'}" for name, size in built)
+        return f"{name} has no kernel for {wanted} with head_dim {head_dim}; this build has {pairs}"
+    return _device_reason()
+
+
+def _device_reason() -> str | None:
+    """Why the current GPU cannot run this build's machine code, or None when it can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    capability = torch.cuda.get_device_capability()
+    archs = _C.cuda_archs()
+    if any(_runs_on(arch, capability) for arch in archs):
+        return None
+    return (
+        f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; "
+        f"this build has code for {', '.join(archs)}, see ASTRAI_CUDA_ARCHS"
+    )
+
+
+def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """An "a" architecture runs on itself alone, a plain one by its PTX on everything newer."""
+    number = int(arch.rstrip("a"))
+    built = (number // 10, number % 10)
+    return capability == built if arch.endswith("a") else capability >= built
