@@ -1,0 +1,133 @@
+"""What a checkpoint holds beside its weights: configuration, tokenizer, chat template, end ids.
+
+`open_folder` reads a Hugging Face folder, `open_gguf` a GGUF file; both give a `Checkpoint`, whose
+tensors are still on disk. Every fault is a ModelLoadError that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from astrai.models.config import ModelConfig, config_from_gguf, config_from_hf, token_ids
+from astrai.models.errors import ModelLoadError
+from astrai.models.gguf_file import GGUFFile
+from astrai.models.registry import family_of_gguf
+from astrai.models.weights import WeightSource
+from astrai.models.weights_gguf import GGUFSource, read_vector
+from astrai.models.weights_hf import SafetensorsSource, read_json_object
+from astrai.text import ChatTemplate, Tokenizer
+from astrai.text.gguf_tokenizer import tokenizer_from_gguf
+from astrai.text.hf_tokenizer import (
+    named_templates,
+    special_tokens_of,
+    template_sources,
+    tokenizer_from_folder,
+)
+
+__all__ = ["Checkpoint", "open_folder", "open_gguf"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An opened checkpoint."""
+
+    config: ModelConfig
+    weights: WeightSource
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    end_ids: tuple[int, ...]  # ids that end a text, from every file that names them
+    format: str  # "safetensors" or "gguf"
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    """Open a folder with config.json and safetensors."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelLoadError(
+            folder, "has no config.json.", "Name a Hugging Face model folder or a .gguf file."
+        )
+    raw = read_json_object(path)
+    config = _naming(path, lambda: config_from_hf(raw))
+    weights = SafetensorsSource(folder)
+    tokenizer = _naming(
+        None, lambda: tokenizer_from_folder(folder, config.vocab_size, config.bos_token_id)
+    )
+    generation_ids: tuple[int, ...] = ()
+    path = folder / "generation_config.json"
+    if path.is_file():
+        value = read_json_object(path).get("eos_token_id")
+        generation_ids = _naming(path, lambda: token_ids(value, "eos_token_id"))
+    found = _naming(None, lambda: template_sources(folder))
+    template = None
+    if found is not None:
+        path, sources = found
+        template = _naming(path, lambda: ChatTemplate(sources, special_tokens_of(folder)))
+    ends = [*config.eos_token_ids, *generation_ids, *(tokenizer.eos_ids if tokenizer else ())]
+    return Checkpoint(
+        config, weights, tokenizer, template, _in_vocabulary(ends, config), "safetensors"
+    )
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file."""
+    file = GGUFFile(path)
+    family = _naming(path, lambda: family_of_gguf(file.metadata.get("general.architecture")))
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelLoadError(path, "tensor 'token_embd.weight' is missing.", "Fetch it again.")
+    divisors = file.tensors.get("rope_freqs.weight")
+    config = _naming(
+        path,
+        lambda: config_from_gguf(
+            file.metadata,
+            embedding_rows=embedding.shape[0],
+            has_output="output.weight" in file.tensors,
+            frequency_divisors=None if divisors is None else read_vector(file, divisors),
+            has_attention_bias="blk.0.attn_q.bias" in file.tensors,
+        ),
+    )
+    tokenizer = _naming(path, lambda: tokenizer_from_gguf(file.metadata, config.vocab_size))
+    sources = _naming(path, lambda: _gguf_templates(file))
+    template = None
+    if sources:
+        special_tokens = tokenizer.special_tokens if tokenizer else {}
+        template = _naming(path, lambda: ChatTemplate(sources, special_tokens))
+    ends = [*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())]
+    return Checkpoint(
+        config,
+        GGUFSource(file, family.gguf_rows_interleaved),
+        tokenizer,
+        template,
+        _in_vocabulary(ends, config),
+        "gguf",
+    )
+
+
+def _gguf_templates(file: GGUFFile) -> dict[str, str]:
+    """tokenizer.chat_template, and those that have a name of their own behind it."""
+    named: dict[str, str] = {}
+    for key, value in file.metadata.items():
+        if key == "tokenizer.chat_template":
+            named.update(named_templates(value, key))
+        elif key.startswith("tokenizer.chat_template.") and isinstance(value, str):
+            named[key.removeprefix("tokenizer.chat_template.")] = value
+    return named
+
+
+def _in_vocabulary(ids: list[int], config: ModelConfig) -> tuple[int, ...]:
+    return tuple(token_id for token_id in dict.fromkeys(ids) if token_id < config.vocab_size)
+
+
+def _naming(path: Path | None, read: Callable[[], T]) -> T:
+    """read(), its ValueError as a ModelLoadError. path: the file it reads, None when the message
+    names it already."""
+    try:
+        return read()
+    except ModelLoadError:
+        raise
+    except ValueError as error:
+        raise ModelLoadError(path, str(error)) from error

@@ -1,0 +1,39 @@
+"""Linear layers: one function for the product, one small object for a layer's weights.
+
+`Linear` is the seam for other weight formats: whatever holds a weight is callable on packed rows,
+so the decoder never looks inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from astrai import _C
+
+__all__ = ["Linear", "linear"]
+
+# Rows up to which the compiled matrix-vector product beats torch's matrix product on a CPU.
+_MAX_CPU_ROWS = 16
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x @ weight.T + bias. x: [n_rows, n_in]; weight: [n_out, n_in]; both of one dtype. Returns
+    [n_rows, n_out] in that dtype."""
+    if x.device.type == "cpu" and x.shape[0] <= _MAX_CPU_ROWS:
+        out = x.new_empty((x.shape[0], weight.shape[0]))
+        _C.cpu_linear(x, weight, out, bias)
+        return out
+    return F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A dense layer in the serving dtype."""
+
+    weight: torch.Tensor  # [n_out, n_in]
+    bias: torch.Tensor | None = None  # [n_out]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)

@@ -1,0 +1,16 @@
+"""Llama: also SmolLM2, TinyLlama and others that call themselves LlamaForCausalLM."""
+
+from __future__ import annotations
+
+from astrai.models.families import Family
+
+__all__ = ["LLAMA"]
+
+LLAMA = Family(
+    name="llama",
+    hf_architecture="LlamaForCausalLM",
+    gguf_architecture="llama",
+    has_qk_norm=False,
+    gguf_rows_interleaved=True,
+    hf_defaults={"max_position_embeddings": 2048},
+)

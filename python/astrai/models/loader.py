@@ -1,0 +1,146 @@
+"""`load_model`: from a folder, a GGUF file, a hub id or nothing at all to a model that runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from astrai.models.build import build_model
+from astrai.models.checkpoint import Checkpoint, open_folder, open_gguf
+from astrai.models.config import ModelConfig
+from astrai.models.decoder import CausalLM
+from astrai.models.default_model import fetch_default_model
+from astrai.models.device import resolve_device, resolve_dtype
+from astrai.models.errors import ModelLoadError
+from astrai.models.hub import fetch_from_hub, is_hub_id
+from astrai.text import ChatTemplate, Tokenizer
+
+__all__ = ["LoadedModel", "load_model"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory with everything that belongs to it."""
+
+    model: CausalLM
+    config: ModelConfig
+    tokenizer: Tokenizer | None  # None: token ids only
+    chat_template: ChatTemplate | None
+    end_ids: tuple[int, ...]
+    source: str  # the folder or file it came from
+    summary: Mapping[str, Any]  # format, n_parameters, weight_bytes, load_s, ...
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(
+    source: str | Path | None,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    progress: bool | Literal["always"] = True,
+    max_seq_len: int | None = None,
+) -> LoadedModel:
+    """Load a model.
+
+    source: a Hugging Face folder, a GGUF file, a hub id, or None for the default model, which is
+    fetched on first use. progress: a bar on stderr while it is a terminal; "always" shows it
+    anywhere. max_seq_len: tokens to serve, at least 1; default the model's context.
+    Raises ModelLoadError for files, ValueError for the other arguments."""
+    began = time.perf_counter()
+    resolved_device = resolve_device(device)
+    resolved_dtype = resolve_dtype(dtype, resolved_device)
+    path = _locate(source, bool(progress))
+    checkpoint = open_gguf(path) if path.is_file() else open_folder(path)
+    config = checkpoint.config
+    max_len = config.max_position_embeddings if max_seq_len is None else max_seq_len
+    if max_len < 1:
+        raise ValueError(f"max_seq_len must be at least 1, got {max_len}.")
+    if max_len > config.max_position_embeddings:
+        logger.warning(
+            "max_seq_len %d is beyond the model's context of %d tokens",
+            max_len,
+            config.max_position_embeddings,
+        )
+    model = _build(checkpoint, path, resolved_device, resolved_dtype, max_len, progress)
+    weights = model.parameters()
+    summary = {
+        "architecture": config.architecture,
+        "format": checkpoint.format,
+        "n_parameters": sum(weight.numel() for weight in weights),
+        "weight_bytes": sum(weight.nbytes for weight in weights),
+        "load_s": round(time.perf_counter() - began, 3),
+    }
+    return LoadedModel(
+        model=model,
+        config=config,
+        tokenizer=checkpoint.tokenizer,
+        chat_template=checkpoint.chat_template,
+        end_ids=checkpoint.end_ids,
+        source=str(path),
+        summary=summary,
+        device=resolved_device,
+        dtype=resolved_dtype,
+    )
+
+
+def _locate(source: str | Path | None, progress: bool) -> Path:
+    """The local folder or GGUF file of a source; fetches what is not local."""
+    if source is None:
+        return fetch_default_model(progress)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        if ggufs and not (path / "config.json").is_file():
+            if len(ggufs) > 1:
+                raise ModelLoadError(path, f"has {len(ggufs)} .gguf files.", "Name one of them.")
+            return ggufs[0]
+        return path
+    if path.is_file():
+        return path
+    if isinstance(source, str) and is_hub_id(source):
+        return fetch_from_hub(source)
+    raise ModelLoadError(
+        str(source),
+        "there is no such file or folder, and it is no hub id (OWNER/NAME).",
+        "Name a Hugging Face model folder, a .gguf file or a hub id.",
+    )
+
+
+def _build(
+    checkpoint: Checkpoint,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_len: int,
+    progress: bool | Literal["always"],
+) -> CausalLM:
+    from tqdm import tqdm
+
+    weights = checkpoint.weights
+    # disable=None lets tqdm draw on a terminal only.
+    disable = {"always": False, True: None, False: True}[progress]
+    with tqdm(
+        total=sum(weights.n_bytes(name) for name in weights.names()),
+        desc=f"loading {path.name}",
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=disable,
+    ) as bar:
+        return build_model(
+            checkpoint.config,
+            weights,
+            device=device,
+            dtype=dtype,
+            max_len=max_len,
+            on_bytes=bar.update,
+        )

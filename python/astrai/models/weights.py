@@ -1,0 +1,117 @@
+"""Where weights come from, and which ones a model must have.
+
+A `WeightSource` (safetensors folder, GGUF file) offers tensors under the canonical names below,
+which are those of Hugging Face checkpoints. `expected_shapes` lists what a ModelConfig needs;
+`check_weights` compares the two before a byte is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from astrai.models.config import ModelConfig
+from astrai.models.errors import ModelLoadError
+
+__all__ = ["WeightSource", "check_weights", "expected_shapes", "interleaved_rows", "layer_prefix"]
+
+
+class WeightSource(Protocol):
+    """Tensors of one checkpoint, read one at a time."""
+
+    # True when q and k rows (and their norms) already pair neighbours (0,1), (2,3), ...
+    rows_interleaved: bool
+
+    def names(self) -> set[str]: ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def n_bytes(self, name: str) -> int:
+        """Bytes the tensor takes in its file."""
+        ...
+
+    def where(self, name: str | None = None) -> str:
+        """The file that holds the tensor, or the checkpoint, for messages."""
+        ...
+
+    def copy_into(
+        self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None
+    ) -> None:
+        """Write a tensor into `out`, of the same shape, in out's dtype and on out's device.
+        row_index: int64 on out's device, row r of the file goes to row row_index[r] of out."""
+        ...
+
+
+def layer_prefix(layer_id: int) -> str:
+    return f"model.layers.{layer_id}."
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor the model needs; an iterator, since n_layers is input."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden)
+    yield "model.norm.weight", (hidden,)
+    linears = {
+        "self_attn.q_proj": (q_rows, hidden, config.attention_bias),
+        "self_attn.k_proj": (kv_rows, hidden, config.attention_bias),
+        "self_attn.v_proj": (kv_rows, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, q_rows, config.attention_bias),
+        "mlp.gate_proj": (ffn, hidden, config.mlp_bias),
+        "mlp.up_proj": (ffn, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, ffn, config.mlp_bias),
+    }
+    for layer_id in range(config.n_layers):
+        prefix = layer_prefix(layer_id)
+        yield prefix + "input_layernorm.weight", (hidden,)
+        yield prefix + "post_attention_layernorm.weight", (hidden,)
+        if config.use_qk_norm:
+            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
+            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
+        for name, (n_rows, n_columns, has_bias) in linears.items():
+            yield f"{prefix}{name}.weight", (n_rows, n_columns)
+            if has_bias:
+                yield f"{prefix}{name}.bias", (n_rows,)
+
+
+def check_weights(config: ModelConfig, source: WeightSource) -> None:
+    """Raises ModelLoadError for the first tensor that is missing, misshapen or not wanted."""
+    unused = source.names()
+    for name, shape in expected_shapes(config):
+        if name not in unused:
+            raise ModelLoadError(
+                source.where(),
+                f"tensor {name!r} is missing (the configuration asks for {config.n_layers} "
+                f"layers).",
+                "Check that every shard is there and that it belongs to this configuration.",
+            )
+        unused.remove(name)
+        if source.shape(name) != shape:
+            raise ModelLoadError(
+                source.where(name),
+                f"tensor {name!r} has shape {list(source.shape(name))}, the configuration asks "
+                f"for {list(shape)}.",
+                "Use the configuration that was saved with these weights.",
+            )
+    if config.tie_word_embeddings:
+        unused.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
+    for name in sorted(unused):
+        if not name.endswith("rotary_emb.inv_freq"):  # a table that old checkpoints carry
+            raise ModelLoadError(
+                source.where(name),
+                f"tensor {name!r} has no place in a {config.architecture} model of "
+                f"{config.n_layers} layers.",
+                "Use the configuration that was saved with these weights.",
+            )
+
+
+def interleaved_rows(n_heads: int, head_dim: int) -> torch.Tensor:
+    """int64 [n_heads * head_dim]: where each row of a half-split projection goes so that the pair
+    (i, i + head_dim / 2) of a head lies side by side at (2i, 2i + 1)."""
+    row = torch.arange(n_heads * head_dim)
+    within = row % head_dim
+    half = head_dim // 2
+    return row - within + (within % half) * 2 + within // half

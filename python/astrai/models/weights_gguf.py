@@ -1,0 +1,143 @@
+"""Weights of a GGUF file, dequantised tensor by tensor into the serving dtype.
+
+Block formats are the `gguf` package's; this module gives it a few rows at a time, so that the
+float32 intermediate stays within the processor's cache, and spreads the pieces over threads
+(numpy releases the interpreter lock in its loops)."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from astrai.models.errors import ModelLoadError
+from astrai.models.gguf_file import GGUFFile, GGUFTensor
+
+__all__ = ["GGUFSource", "read_vector"]
+
+_PIECE_ELEMENTS = 64 * 1024  # float32 values dequantised at a time
+_PIECES_PER_TASK = 16
+
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output.weight": "lm_head.weight",
+    "output_norm.weight": "model.norm.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NOT_WEIGHTS = {"rope_freqs.weight"}  # part of the RoPE settings
+
+
+class GGUFSource:
+    """`WeightSource` over a GGUF file."""
+
+    def __init__(self, file: GGUFFile, rows_interleaved: bool) -> None:
+        """rows_interleaved: the family's convention for q and k rows in GGUF files.
+        Raises ModelLoadError for a tensor of a type that cannot be dequantised."""
+        self.rows_interleaved = rows_interleaved
+        self._file = file
+        self._tensors = {
+            _canonical(name): tensor
+            for name, tensor in file.tensors.items()
+            if name not in _NOT_WEIGHTS
+        }
+        self._workers = min(8, os.cpu_count() or 1)
+        for tensor in self._tensors.values():
+            if not _is_readable(tensor.type_name):
+                raise ModelLoadError(
+                    file.path,
+                    f"tensor {tensor.name!r} has type {tensor.type_name}, which the gguf package "
+                    f"cannot dequantise.",
+                    "Use another quantisation, such as Q8_0 or Q4_K.",
+                )
+
+    def names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def n_bytes(self, name: str) -> int:
+        return self._tensors[name].n_bytes
+
+    def where(self, name: str | None = None) -> str:
+        return str(self._file.path)
+
+    def copy_into(
+        self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None
+    ) -> None:
+        tensor = self._tensors[name]
+        n_rows = tensor.n_bytes // tensor.row_bytes
+        # A vector is one row of the file but as many rows of `out`, hence its own path.
+        if out.dim() == 1:
+            values = torch.from_numpy(_read(self._file, tensor, 0, 1)[0]).to(out.device, out.dtype)
+            out.copy_(values) if row_index is None else out.index_copy_(0, row_index, values)
+            return
+        piece_rows = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
+        task_rows = piece_rows * _PIECES_PER_TASK
+
+        def fill(task_begin: int) -> None:
+            task_end = min(task_begin + task_rows, n_rows)
+            for begin in range(task_begin, task_end, piece_rows):
+                end = min(begin + piece_rows, task_end)
+                values = torch.from_numpy(_read(self._file, tensor, begin, end))
+                if row_index is None:
+                    out[begin:end].copy_(values)
+                else:
+                    out[row_index[begin:end]] = values.to(out.device, out.dtype)
+
+        with ThreadPoolExecutor(self._workers) as pool:
+            list(pool.map(fill, range(0, n_rows, task_rows)))
+        self._file.forget_pages()
+
+
+def read_vector(file: GGUFFile, tensor: GGUFTensor) -> tuple[float, ...]:
+    """The values of a small one-dimensional tensor."""
+    if len(tensor.shape) != 1 or not _is_readable(tensor.type_name):
+        raise ModelLoadError(file.path, f"tensor {tensor.name!r} is no vector of numbers.")
+    return tuple(_read(file, tensor, 0, 1)[0].tolist())
+
+
+def _is_readable(type_name: str) -> bool:
+    # A type without a dequantiser raises NotImplementedError, whatever the block holds.
+    kind = GGMLQuantizationType[type_name]
+    block_bytes = GGML_QUANT_SIZES[kind][1]
+    try:
+        quants.dequantize(np.zeros((1, block_bytes), dtype=np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def _read(file: GGUFFile, tensor: GGUFTensor, begin: int, end: int) -> npt.NDArray[np.float32]:
+    """float32 [end - begin, row] of a tensor's rows."""
+    packed = file.rows(tensor, begin, end)
+    with np.errstate(all="ignore"):  # a scale that is inf or NaN is the file's own business
+        values = quants.dequantize(packed, GGMLQuantizationType[tensor.type_name])
+    return np.array(values, dtype=np.float32, copy=tensor.type_name == "F32")
+
+
+def _canonical(name: str) -> str:
+    """The canonical name of a GGUF tensor, or the name itself where there is none."""
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in _LAYER_NAMES:
+        return f"model.layers.{int(parts[1])}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    return name
