@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# The GPU operations on a machine with a GPU, nvcc, torch, pybind11 and scikit-build-core, and nothing else installed:
+# builds the package for that GPU, runs the tests marked gpu, measures, and writes gpu_ops.json and gpu_ops.md.
+#   scripts/gpu_check.sh FOLDER COMMIT
+set -euo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:?usage: scripts/gpu_check.sh FOLDER COMMIT}
+commit=${2:?usage: scripts/gpu_check.sh FOLDER COMMIT}
+python=${PYTHON:-python3}
+build=$PWD/build/gpu_check
+mkdir -p "$folder" "$build"
+
+echo "== build"
+rm -rf "$build/site"
+ASTRAI_WITH_CUDA=ON "$python" -m pip install . -v --no-build-isolation --no-deps --no-index --target "$build/site" \
+  --config-settings=build-dir="$build/cmake" > "$build/install.log" 2>&1 || { tail -n 60 "$build/install.log"; exit 1; }
+grep -m 1 'astrai: CUDA kernels' "$build/install.log"
+"$python" scripts/compile_times "$build/cmake" --above 3
+export PYTHONPATH="$build/site"
+
+echo "== tests"
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/python/ops/test_rotary_emb.py \
+  tests/python/ops/test_store_kv.py tests/python/ops/test_availability.py
+
+echo "== measurements"
+"$python" benchmarks/kernels/gpu_ops.py --out "$folder" --commit "$commit"
