@@ -1,9 +1,10 @@
-"""rotary_emb and store_kv on a GPU: error against float64, time per call, bandwidth, torch beside it.
+"""rotary_emb and store_kv on a GPU: error against float64, time per call, bandwidth, torch.
 
     python benchmarks/kernels/gpu_ops.py --out benchmarks/results --commit HASH
 
 Needs torch and an astrai built with CUDA. Times are CUDA events around CALLS launches in a row,
-divided by CALLS; the median of REPEATS such times after WARM_UPS, with the 10th and 90th percentile.
+divided by CALLS: the median of REPEATS such times after WARM_UPS, and their 10th and 90th
+percentile.
 Bytes count every element read and written once; the copy bandwidth is that of a torch copy of
 1 GiB in the same run, read and written bytes together.
 """
