@@ -1,0 +1,23 @@
+"""KV cache: storage, request table, page allocation and prefix sharing.
+
+`PagePool` is the device-side pool; the bookkeeping classes are the compiled ones of `astrai._C`.
+"""
+
+from __future__ import annotations
+
+from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
+
+from .cache import KVCache, StepBatch
+from .pool import PagePool
+from .storage import KVStorage
+
+__all__ = [
+    "Allocator",
+    "KVCache",
+    "KVStorage",
+    "PagePool",
+    "RadixCache",
+    "ReqToTokenPool",
+    "StepBatch",
+    "page_hash",
+]

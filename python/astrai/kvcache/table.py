@@ -1,0 +1,65 @@
+"""The request table as the device sees it.
+
+On the CPU it is the memory of the host table itself. On a GPU it is a copy; every step carries the
+entries written since the last one along with its index arrays and applies them on the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from astrai import _C
+
+
+def int32_view(tensor: Tensor) -> ctypes.Array[ctypes.c_int32]:
+    """The memory of a contiguous CPU int32 tensor as a writable buffer. The tensor must outlive it.
+
+    torch tensors do not offer the buffer protocol, and numpy is no dependency.
+    """
+    return (ctypes.c_int32 * tensor.numel()).from_address(tensor.data_ptr())
+
+
+class RequestTable:
+    """`req_to_token` of a pool on its device, kept equal to the host's.
+
+    host: int32 [max_batch_size, max_seq_len], aliases the pool's own table.
+    device: the tensor kernels read; `host` itself on the CPU.
+    """
+
+    def __init__(self, pool: _C.PagePool, device: torch.device) -> None:
+        shape = (pool.max_batch_size, pool.max_seq_len)
+        self.host: Tensor = torch.frombuffer(pool.table, dtype=torch.int32).view(shape)
+        self._is_alias = device.type == "cpu"
+        self.device: Tensor = self.host if self._is_alias else self.host.to(device)
+
+    def n_update_int32(self, spans: Sequence[tuple[int, int, int]]) -> int:
+        """Room that `write_update` needs in a staging buffer for these dirty spans."""
+        return 0 if self._is_alias else 2 * sum(end - begin for _, begin, end in spans)
+
+    def write_update(self, spans: Sequence[tuple[int, int, int]], out: Tensor) -> None:
+        """Write the entries of spans (req_idx, begin, end) to out: all positions, then all slots.
+
+        out: int32 [n_update_int32(spans)] in host memory. A position is an index into the flat
+        table, which `_C.PagePool` keeps within int32.
+        """
+        positions, slots = out.view(2, -1)
+        cursor = 0
+        for req_idx, begin, end in spans:
+            n = end - begin
+            first = req_idx * self.host.shape[1] + begin
+            torch.arange(first, first + n, dtype=torch.int32, out=positions[cursor : cursor + n])
+            slots[cursor : cursor + n] = self.host[req_idx, begin:end]
+            cursor += n
+
+    def apply_update(self, update: Tensor) -> None:
+        """Apply an update, already on the device, to the device table."""
+        positions, slots = update.view(2, -1)
+        self.device.view(-1).index_copy_(0, positions.to(torch.int64), slots)
