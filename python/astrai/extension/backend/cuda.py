@@ -1,0 +1,112 @@
+"""CudaBackend: the compiled paged kernels, which read the pool in place through the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from astrai.extension import ops
+
+from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from astrai.kvcache import KVCache
+
+_KERNELS = {"decode": "attn_paged_decode", "prefill": "attn_paged_prefill"}
+
+
+@AttentionBackendFactory.register
+class CudaBackend(AttentionBackend):
+    """attn_paged_decode and attn_paged_prefill; no gather."""
+
+    name: ClassVar[str] = "cuda"
+
+    def unavailable_reason(self) -> str | None:
+        for kernel in _KERNELS.values():
+            reason = ops.unavailable_reason(kernel)
+            if reason is not None:
+                return reason
+        return None if torch.cuda.is_available() else "torch sees no CUDA device"
+
+    def supports(self, call: AttentionCall) -> str | None:
+        if call.device_type != "cuda":
+            return f"the kernels run on cuda, not on {call.device_type}"
+        if not call.has_cache or call.fwd not in _KERNELS:
+            return "the kernels need a kv_cache and fwd 'prefill' or 'decode'"
+        if call.needs_grad:
+            return "the kernels have no backward; use torch.no_grad() or another backend"
+        if call.has_mask:
+            return "the kernels take no attn_mask"
+        if call.n_heads % call.n_kv_heads != 0:
+            return f"n_heads {call.n_heads} is not a multiple of n_kv_heads {call.n_kv_heads}"
+        return ops.unavailable_reason(_KERNELS[call.fwd], call.dtype, call.head_dim)
+
+    def fwd_prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache | None,
+        layer_id: int = 0,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        sm_scale: float | None = None,
+    ) -> Tensor:
+        cache = _require_cache(kv_cache)
+        if cache.q_tile_to_batch is None or cache.q_tile_to_index is None:
+            return self.fwd_decode(q, k, v, cache, layer_id, sm_scale=sm_scale)
+        k_cache, v_cache = cache.k_buffer[layer_id], cache.v_buffer[layer_id]
+        ops.store_kv(k, v, k_cache, v_cache, cache.out_cache_loc)
+        return ops.attn_paged_prefill(
+            q,
+            k_cache,
+            v_cache,
+            cache.req_to_token,
+            cache.req_pool_indices,
+            cache.kv_indptr,
+            cache.qo_indptr,
+            cache.q_tile_to_batch,
+            cache.q_tile_to_index,
+            is_causal=True,
+            sm_scale=sm_scale,
+        )
+
+    def fwd_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache | None,
+        layer_id: int = 0,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        sm_scale: float | None = None,
+    ) -> Tensor:
+        cache = _require_cache(kv_cache)
+        return ops.attn_paged_decode(
+            q,
+            cache.k_buffer[layer_id],
+            cache.v_buffer[layer_id],
+            cache.req_to_token,
+            cache.req_pool_indices,
+            cache.kv_indptr,
+            new_k=k,
+            new_v=v,
+            sm_scale=sm_scale,
+            o_part_buf=cache.decode_o_part,
+            ml_part_buf=cache.decode_ml_part,
+            out_buf=cache.decode_out,
+        )
+
+    @staticmethod
+    def supports_graph() -> bool:
+        return True
+
+
+def _require_cache(kv_cache: KVCache | None) -> KVCache:
+    if kv_cache is None:
+        raise ValueError("attention: the CUDA backend attends packed rows over a kv_cache; pass it")
+    return kv_cache

@@ -1,0 +1,69 @@
+"""`attention`: the one entry point of models. Describes the call, picks the backend, runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .base import AttentionCall
+from .selection import backend_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from astrai.kvcache import KVCache
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_cache: KVCache | None = None,
+    layer_id: int = 0,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    fwd: str | None = None,
+    sm_scale: float | None = None,
+) -> Tensor:
+    """Scaled dot-product attention, grouped queries included, by the selected backend.
+
+    With kv_cache (inference): q is [total_q, n_heads, head_dim], k and v this step's new rows
+    [total_q, n_kv_heads, head_dim], RoPE applied. They are written to slots out_cache_loc of layer
+    layer_id first; each row then attends its request's tokens up to itself, so is_causal adds
+    nothing. attn_mask: bool [batch, at least max_len], True where a key may be seen.
+    fwd "decode" promises one new token per request; "prefill" and None take any ragged batch.
+
+    Without kv_cache (training): q is [batch, q_len, n_heads, head_dim], k and v [batch, kv_len,
+    n_kv_heads, head_dim], with autograd. attn_mask is bool (True: may be seen) or additive,
+    broadcastable to [batch, n_heads, q_len, kv_len]; is_causal aligns the last query with the last
+    key.
+
+    sm_scale: default head_dim ** -0.5. Returns a tensor of q's shape and dtype.
+    Raises ValueError on bad shapes and KernelUnavailableError when the explicitly selected
+    backend cannot handle the call.
+    """
+    rank = 4 if kv_cache is None else 3
+    if q.dim() != rank or k.dim() != rank or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        layout = "[total_q, heads, head_dim]" if rank == 3 else "[batch, seq_len, heads, head_dim]"
+        raise ValueError(
+            f"attention: q is {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; "
+            f"{'with' if rank == 3 else 'without'} a kv_cache all are {layout}, "
+            "and k and v have the same shape"
+        )
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    call = AttentionCall(
+        fwd=fwd,
+        q_rank=rank,
+        n_heads=q.shape[-2],
+        n_kv_heads=k.shape[-2],
+        head_dim=q.shape[-1],
+        dtype=q.dtype,
+        device_type=q.device.type,
+        has_cache=kv_cache is not None,
+        has_mask=attn_mask is not None,
+        needs_grad=needs_grad,
+    )
+    return backend_for(call).forward(
+        q, k, v, kv_cache, layer_id, attn_mask, is_causal, fwd, sm_scale
+    )

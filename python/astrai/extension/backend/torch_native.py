@@ -1,0 +1,170 @@
+"""TorchNativeBackend: scaled_dot_product_attention over slots gathered from the pool.
+
+Runs everywhere and takes every dtype and head size, so it is the last fallback. Grouped queries
+never copy keys or values: in decode the query heads of a group stand in for query positions, in
+prefill a KV head is expanded over its group with stride 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
+from .cache_io import write_kv
+from .key_mask import masked_packed_attention
+from .step_plan import DecodePlan, PrefillPlan, causal_mask, step_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from astrai.kvcache import KVCache
+
+
+@AttentionBackendFactory.register
+class TorchNativeBackend(AttentionBackend):
+    """SDPA with an indirect gather of the KV cache, batched over requests in decode."""
+
+    name: ClassVar[str] = "torch_native"
+
+    def unavailable_reason(self) -> str | None:
+        return None
+
+    def supports(self, call: AttentionCall) -> str | None:
+        if call.n_heads % call.n_kv_heads != 0:
+            return f"n_heads {call.n_heads} is not a multiple of n_kv_heads {call.n_kv_heads}"
+        return None
+
+    def fwd_prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache | None,
+        layer_id: int = 0,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        sm_scale: float | None = None,
+    ) -> Tensor:
+        if kv_cache is None:
+            return _dense(q, k, v, attn_mask, is_causal, sm_scale)
+        write_kv(kv_cache, layer_id, k, v)
+        if attn_mask is not None:
+            return masked_packed_attention(q, kv_cache, layer_id, attn_mask, sm_scale)
+        plan = step_plan(kv_cache)
+        k_layer, v_layer = kv_cache.k_buffer[layer_id], kv_cache.v_buffer[layer_id]
+        if not plan.prefill and plan.decode is not None:
+            return _decode(plan.decode, q, k_layer, v_layer, sm_scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if plan.decode is not None:
+            rows = plan.decode.rows
+            out[rows] = _decode(plan.decode, q[rows], k_layer, v_layer, sm_scale)
+        for request in plan.prefill:
+            _prefill(request, q, k_layer, v_layer, out, sm_scale)
+        return out
+
+    def fwd_decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_cache: KVCache | None,
+        layer_id: int = 0,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        sm_scale: float | None = None,
+    ) -> Tensor:
+        if kv_cache is None:
+            raise ValueError("attention: fwd is 'decode' without a kv_cache; pass the step's cache")
+        return self.fwd_prefill(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
+
+
+def _dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    sm_scale: float | None,
+) -> Tensor:
+    """[batch, seq_len, heads, head_dim] with autograd; causal order is aligned at the last key."""
+    q_len, kv_len = q.shape[1], k.shape[1]
+    if is_causal and (attn_mask is not None or q_len != kv_len):
+        order = causal_mask(q_len, kv_len, q)
+        if attn_mask is None:
+            attn_mask = order
+        elif attn_mask.dtype == torch.bool:
+            attn_mask = attn_mask & (order == 0)
+        else:
+            attn_mask = attn_mask + order
+        is_causal = False
+    out = scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=sm_scale,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def _decode(
+    plan: DecodePlan, q: Tensor, k_layer: Tensor, v_layer: Tensor, sm_scale: float | None
+) -> Tensor:
+    """q [n, n_heads, head_dim]; k_layer and v_layer [size, n_kv_heads, head_dim]."""
+    n_heads, head_dim = q.shape[1:]
+    n_kv_heads = k_layer.shape[1]
+    if isinstance(plan.slots, slice):
+        k, v = k_layer[plan.slots], v_layer[plan.slots]
+    else:
+        k = torch.index_select(k_layer.flatten(1), 0, plan.slots, out=plan.k_rows)
+        v = torch.index_select(v_layer.flatten(1), 0, plan.slots, out=plan.v_rows)
+    kv_shape = (plan.n, plan.max_len, n_kv_heads, head_dim)
+    out = scaled_dot_product_attention(
+        q.reshape(plan.n, n_kv_heads, n_heads // n_kv_heads, head_dim),
+        k.view(kv_shape).transpose(1, 2),
+        v.view(kv_shape).transpose(1, 2),
+        attn_mask=plan.mask,
+        scale=sm_scale,
+    )
+    return out.reshape(plan.n, n_heads, head_dim)
+
+
+def _prefill(
+    plan: PrefillPlan,
+    q: Tensor,
+    k_layer: Tensor,
+    v_layer: Tensor,
+    out: Tensor,
+    sm_scale: float | None,
+) -> None:
+    """Write the attention of one request's new tokens to its packed rows of out."""
+    k, v = k_layer[plan.slots], v_layer[plan.slots]  # [seq_len, n_kv_heads, head_dim]
+    for tile in plan.tiles:
+        result = _grouped(q[tile.rows], k[: tile.kv_len], v[: tile.kv_len], tile.mask, sm_scale)
+        out[tile.rows] = result
+
+
+def _grouped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sm_scale: float | None
+) -> Tensor:
+    """One request: q [rows, n_heads, head_dim], k and v [kv_len, n_kv_heads, head_dim].
+
+    The KV heads take SDPA's batch dimension, the group its head dimension. Without a mask row i
+    sees keys 0..i.
+    """
+    n_heads, n_kv_heads = q.shape[1], k.shape[1]
+    group = n_heads // n_kv_heads
+    result = scaled_dot_product_attention(
+        q.reshape(len(q), n_kv_heads, group, -1).permute(1, 2, 0, 3),
+        k.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1),
+        v.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=sm_scale,
+    )
+    return result.permute(2, 0, 1, 3).flatten(1, 2)
