@@ -157,3 +157,41 @@ def cpu_linear(
     """out [M, N] = x [M, K] @ weight [N, K].T + bias [N], contiguous CPU tensors.
 
     float32 throughout, or bfloat16 weight with bfloat16 or float32 x and out. Sums are float32."""
+
+# ---- cpu_attention.h, cpu_rowwise.h: all float32 or all bfloat16
+def cpu_paged_decode(
+    q: _Tensor,
+    k_cache: _Tensor,
+    v_cache: _Tensor,
+    req_to_token: _Tensor,
+    req_pool_indices: _Tensor,
+    kv_indptr: _Tensor,
+    out: _Tensor,
+    new_k: _Tensor | None = None,
+    new_v: _Tensor | None = None,
+    *,
+    sm_scale: float,
+    isa: str = "",
+) -> None:
+    """Write new_k, new_v to each request's last slot, then attend q [B, n_heads, D] over its KV.
+
+    Caches are one layer's [n_slots, n_kv_heads, D]; index tensors int32, as in KVCache. q, new_k
+    and new_v may be slices of one qkv tensor: any stride from row to row. D % 16 == 0."""
+
+def cpu_rms_norm(
+    x: _Tensor,
+    weight: _Tensor,
+    out: _Tensor,
+    eps: float,
+    residual: _Tensor | None = None,
+    isa: str = "",
+) -> None:
+    """out = rms_norm(x) * weight; with residual: residual += x, out = rms_norm(residual) * weight.
+
+    x, out, residual: [T, N] contiguous; weight: [N]."""
+
+def cpu_silu_mul(gate_up: _Tensor, out: _Tensor, isa: str = "") -> None:
+    """out [T, N] = silu(gate_up[:, :N]) * gate_up[:, N:], contiguous."""
+
+def cpu_rotary_emb(x: _Tensor, freqs: _Tensor, out: _Tensor) -> None:
+    """Rotate x [T, H, D] (any stride between tokens) by freqs float32 [T, D/2, 2] into out."""

@@ -37,10 +37,55 @@ struct LinearKernel {
   void (*run)(const LinearTask& task, int64_t n_begin, int64_t n_end);
 };
 
+struct PagedDecodeTask {
+  const void* q;                   // [batch] rows of [n_heads][head_dim]
+  const void* k_cache;             // [n_slots] rows of [n_kv_heads][head_dim]
+  const void* v_cache;
+  const int32_t* req_to_token;     // [n_rows] rows of slots
+  const int32_t* req_pool_indices; // [batch]
+  int64_t q_stride, k_stride, v_stride, table_stride;  // elements from row to row
+  int64_t group;                   // query heads of one KV head
+  int64_t head_dim;
+  float sm_scale;
+};
+
+// The positions begin..end of one request as one KV head sees them; end - begin in 1..kCpuKvSpan.
+struct KvSpan {
+  int64_t request, kv_head, begin, end;
+};
+
+// What a span contributes to each query head of its group: head_dim sums of exp(score - max) * v, then max, then the
+// sum of exp(score - max).
+constexpr int64_t partial_size(int64_t head_dim) { return head_dim + 2; }
+
+struct RmsNormTask {
+  const void* x;       // [rows][n]
+  const void* weight;  // [n]
+  void* residual;      // [rows][n] or null
+  void* out;           // [rows][n]
+  int64_t n;
+  float eps;
+};
+
+struct SiluMulTask {
+  const void* gate_up;  // [rows][2n]
+  void* out;            // [rows][n]
+  int64_t n;
+};
+
+// Kernels over one element type.
+struct TypedKernels {
+  void (*attend_span)(const PagedDecodeTask& task, const KvSpan& span, float* partials);  // [group][partial_size]
+  void (*rms_norm)(const RmsNormTask& task, int64_t row_begin, int64_t row_end);
+  void (*silu_mul)(const SiluMulTask& task, int64_t row_begin, int64_t row_end);
+};
+
 struct CpuKernels {
   LinearKernel linear_float32;    // float32 weights, float32 x
   LinearKernel linear_bf16;       // bfloat16 weights, any x
   LinearKernel linear_bf16_pair;  // bfloat16 weights, bfloat16 x
+  TypedKernels float32;
+  TypedKernels bf16;
 };
 
 // Throws KernelUnavailableError when the build has none for the set; whether the machine can run them is for

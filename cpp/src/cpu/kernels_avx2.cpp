@@ -5,9 +5,11 @@
 #ifdef ASTRAI_X86_KERNELS
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "astrai/cpu_attention.h"
 #include "cpu/bf16.h"
 
 #define ASTRAI_TARGET __attribute__((target("avx2,fma")))
@@ -21,13 +23,18 @@ typedef __m256 Vec;
 ASTRAI_TARGET inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 
 #include "cpu/vec.inl"
-// needs vec.inl
+// What follows needs it.
+#include "cpu/attention.inl"
 #include "cpu/linear.inl"
+#include "cpu/rowwise.inl"
 
 }  // namespace
 }  // namespace avx2
 
-const CpuKernels kAvx2Kernels = {avx2::kLinearFloat32, avx2::kLinearBFloat16, avx2::kLinearBFloat16};
+const CpuKernels kAvx2Kernels = {
+    avx2::kLinearFloat32, avx2::kLinearBFloat16, avx2::kLinearBFloat16,
+    avx2::kTypedKernels<float>, avx2::kTypedKernels<uint16_t>,
+};
 
 }  // namespace astrai
 #endif  // ASTRAI_X86_KERNELS

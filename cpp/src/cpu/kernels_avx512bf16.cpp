@@ -5,9 +5,11 @@
 #ifdef ASTRAI_X86_KERNELS
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "astrai/cpu_attention.h"
 #include "cpu/bf16.h"
 
 #define ASTRAI_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")))
@@ -21,8 +23,10 @@ typedef __m512 Vec;
 ASTRAI_TARGET inline Vec fused_multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 
 #include "cpu/vec.inl"
-// needs vec.inl
+// What follows needs it.
+#include "cpu/attention.inl"
 #include "cpu/linear.inl"
+#include "cpu/rowwise.inl"
 
 // bfloat16 weights and bfloat16 x, both in order.
 struct BFloat16PairFormat {
@@ -46,8 +50,10 @@ constexpr LinearKernel kLinearBFloat16Pair = {BFloat16PairFormat::kStep, XLayout
 }  // namespace
 }  // namespace avx512bf16
 
-const CpuKernels kAvx512Bf16Kernels = {avx512bf16::kLinearFloat32, avx512bf16::kLinearBFloat16,
-                                       avx512bf16::kLinearBFloat16Pair};
+const CpuKernels kAvx512Bf16Kernels = {
+    avx512bf16::kLinearFloat32, avx512bf16::kLinearBFloat16, avx512bf16::kLinearBFloat16Pair,
+    avx512bf16::kTypedKernels<float>, avx512bf16::kTypedKernels<uint16_t>,
+};
 
 }  // namespace astrai
 #endif  // ASTRAI_X86_KERNELS
