@@ -12,9 +12,7 @@ namespace py = pybind11;
 namespace astrai::bindings {
 namespace {
 
-Int32Array make_int32_array(const Int32Argument& values) {
-  return {std::vector<int32_t>(values.span().begin(), values.span().end())};
-}
+Int32Array make_int32_array(Int32Argument& values) { return {values.take()}; }
 
 void bind_int32_array(py::module_& m) {
   py::class_<Int32Array>(m, "Int32Array", py::buffer_protocol(), py::is_final(),
@@ -46,7 +44,7 @@ void bind_allocator(py::module_& m) {
           py::arg("n"))
       .def("free", &Allocator::free, py::arg("page"), py::arg("keep_cached") = false)
       .def(
-          "free_many", [](Allocator& a, const Int32Argument& pages) { a.free_many(pages.span()); }, py::arg("pages"))
+          "free_many", [](Allocator& a, Int32Argument& pages) { a.free_many(pages.span()); }, py::arg("pages"))
       .def("inc_ref", &Allocator::inc_ref, py::arg("page"))
       .def("ref_count", &Allocator::ref_count, py::arg("page"))
       .def("touch", &Allocator::touch, py::arg("page"))
@@ -62,10 +60,10 @@ void bind_allocator(py::module_& m) {
       .def(py::init<int32_t, int32_t>(), py::arg("size"), py::arg("max_context_len"))
       .def("alloc", &ReqToTokenPool::alloc, py::arg("n"))
       .def(
-          "free", [](ReqToTokenPool& t, const Int32Argument& rows) { t.free(rows.span()); }, py::arg("req_indices"))
+          "free", [](ReqToTokenPool& t, Int32Argument& rows) { t.free(rows.span()); }, py::arg("req_indices"))
       .def(
           "write",
-          [](ReqToTokenPool& t, int32_t req_idx, int32_t start, const Int32Argument& slots) {
+          [](ReqToTokenPool& t, int32_t req_idx, int32_t start, Int32Argument& slots) {
             t.write(req_idx, start, slots.span());
           },
           py::arg("req_idx"), py::arg("start"), py::arg("slots"))

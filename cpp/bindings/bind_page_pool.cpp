@@ -45,7 +45,7 @@ void bind_page_pool(py::module_& m) {
            py::arg("max_seq_len"), py::arg("page_size") = 1, py::arg("n_tokens") = py::none())
       .def(
           "admit",
-          [](PagePool& pool, const Int32Argument& ids, const std::string& namespace_name) {
+          [](PagePool& pool, Int32Argument& ids, const std::string& namespace_name) {
             return pool.admit(ids.span(), namespace_name);
           },
           py::arg("token_ids"), py::arg("namespace") = "")
@@ -54,14 +54,14 @@ void bind_page_pool(py::module_& m) {
       .def("extend", &PagePool::extend, py::arg("req_idx"), py::arg("new_len"))
       .def(
           "extend_batch",
-          [](PagePool& pool, const Int32Argument& rows, const Int32Argument& lens) {
+          [](PagePool& pool, Int32Argument& rows, Int32Argument& lens) {
             return pool.extend_batch(rows.span(), lens.span());
           },
           py::arg("req_indices"), py::arg("new_lens"))
       .def("append", &PagePool::append, py::arg("req_idx"), py::arg("token_id"))
       .def(
           "append_batch",
-          [](PagePool& pool, const Int32Argument& rows, const Int32Argument& ids) {
+          [](PagePool& pool, Int32Argument& rows, Int32Argument& ids) {
             pool.append_batch(rows.span(), ids.span());
           },
           py::arg("req_indices"), py::arg("token_ids"))

@@ -27,7 +27,7 @@ void check_held(const char* operation, const RadixHold& hold) {
   if (hold.node < 0) throw std::invalid_argument(std::string("RadixCache.") + operation + ": the hold was released");
 }
 
-RadixHold match(RadixCache& tree, const Int32Argument& ids, const std::string& namespace_name) {
+RadixHold match(RadixCache& tree, Int32Argument& ids, const std::string& namespace_name) {
   const RadixMatch found = tree.lookup(ids.span(), namespace_name);
   const RadixMiss miss = tree.explain_miss(found, ids.span());
   RadixHold hold{-1, found.n_pages, static_cast<int64_t>(found.n_pages) * tree.page_size(), miss.reason, miss.position};
@@ -42,7 +42,7 @@ void release(RadixCache& tree, RadixHold& hold) {
 }
 
 // Records `pages` for the ids that follow the held prefix and extends the hold over them.
-int64_t insert(RadixCache& tree, RadixHold& hold, const Int32Argument& ids, const Int32Argument& pages) {
+int64_t insert(RadixCache& tree, RadixHold& hold, Int32Argument& ids, Int32Argument& pages) {
   check_held("insert", hold);
   const int64_t n_pages = hold.n_pages + pages.span().size;
   if (n_pages * tree.page_size() > ids.span().size) {
@@ -62,7 +62,7 @@ int64_t insert(RadixCache& tree, RadixHold& hold, const Int32Argument& ids, cons
 void bind_radix_cache(py::module_& m) {
   m.def(
       "page_hash",
-      [](const Int32Argument& token_ids, int64_t page_idx, int32_t page_size, uint64_t parent) {
+      [](Int32Argument& token_ids, int64_t page_idx, int32_t page_size, uint64_t parent) {
         return page_hash(token_ids.span(), page_idx, page_size, parent);
       },
       py::arg("token_ids"), py::arg("page_idx"), py::arg("page_size"), py::arg("parent") = 0,
@@ -78,7 +78,7 @@ void bind_radix_cache(py::module_& m) {
       .def(py::init<int32_t, int>(), py::arg("page_size"), py::arg("hash_bits") = 64)
       .def(
           "lookup",
-          [](const RadixCache& tree, const Int32Argument& ids, const std::string& namespace_name) {
+          [](const RadixCache& tree, Int32Argument& ids, const std::string& namespace_name) {
             std::vector<int32_t> pages;
             tree.append_pages(tree.lookup(ids.span(), namespace_name), pages);
             return pages;
@@ -89,7 +89,7 @@ void bind_radix_cache(py::module_& m) {
       .def("release", &release, py::arg("hold"))
       .def(
           "record",
-          [](RadixCache& tree, int32_t page_idx, const Int32Argument& ids, int64_t logical_page_idx,
+          [](RadixCache& tree, int32_t page_idx, Int32Argument& ids, int64_t logical_page_idx,
              const std::string& namespace_name) {
             return tree.record(page_idx, ids.span(), logical_page_idx, namespace_name);
           },

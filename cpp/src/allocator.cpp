@@ -65,19 +65,17 @@ void Allocator::free(int32_t page, bool keep_cached) {
 }
 
 void Allocator::free_many(Int32Span pages) {
-  // Counting down is the check; a failure counts the pages before it up again.
   for (int64_t i = 0; i < pages.size; ++i) {
     const int32_t page = pages[i];
-    if (page >= 0 && page < n_pages() && ref_counts_[static_cast<size_t>(page)] > 0) {
-      --ref_counts_[static_cast<size_t>(page)];
-      continue;
+    if (page < 0 || page >= n_pages() || ref_counts_[static_cast<size_t>(page)] == 0) {
+      for (int64_t k = 0; k < i; ++k) {  // take the pages before it back
+        n_held_ += ref_counts_[static_cast<size_t>(pages[k])]++ == 0;
+        free_.reset(pages[k]);
+      }
+      throw std::invalid_argument("Allocator.free_many: page " + std::to_string(page) + " at position " +
+                                  std::to_string(i) + " is not held often enough; nothing was freed");
     }
-    for (int64_t k = 0; k < i; ++k) ++ref_counts_[static_cast<size_t>(pages[k])];
-    throw std::invalid_argument("Allocator.free_many: page " + std::to_string(page) + " at position " + std::to_string(i) +
-                                " is not held often enough; nothing was freed");
-  }
-  for (const int32_t page : pages) {
-    if (ref_counts_[static_cast<size_t>(page)] > 0 || free_.test(page)) continue;  // test: listed twice
+    if (--ref_counts_[static_cast<size_t>(page)] > 0) continue;
     free_.set(page);
     --n_held_;
   }

@@ -97,27 +97,6 @@ void RadixCache::unlock(int32_t node) {
   remove_root_if_unused(root);
 }
 
-void RadixCache::check_unrecorded(const char* operation, Int32Span pages) const {
-  int32_t previous = -1;
-  bool is_rising = true;  // the allocator's usual order; then no page is listed twice
-  for (const int32_t page : pages) {
-    if (page < 0 || has_page(page)) {
-      throw std::invalid_argument(std::string("RadixCache.") + operation + ": page " + std::to_string(page) +
-                                  " is negative or recorded in another place; evict() it first");
-    }
-    is_rising = is_rising && page > previous;
-    previous = page;
-  }
-  if (is_rising) return;
-  std::vector<int32_t> sorted(pages.begin(), pages.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) {
-    throw std::invalid_argument(std::string("RadixCache.") + operation + ": page " + std::to_string(*twice) +
-                                " is listed twice");
-  }
-}
-
 int32_t RadixCache::insert(int32_t node, const int32_t* ids, Int32Span pages, int64_t* n_recorded) {
   const int32_t held = node;
   const int64_t page_size = nodes_.page_size();
@@ -130,7 +109,7 @@ int32_t RadixCache::insert(int32_t node, const int32_t* ids, Int32Span pages, in
     rest = rest.from(n_common * page_size);
   }
   const Int32Span fresh = pages.from(pages.size - rest.size / page_size);
-  check_unrecorded("insert", fresh);
+  nodes_.reserve_pages(fresh);
   if (n_recorded != nullptr) *n_recorded = fresh.size;
   if (fresh.size == 0) {
     hold_path(node, held);
@@ -157,7 +136,7 @@ bool RadixCache::record(int32_t page, Int32Span ids, int64_t logical_page_idx, c
   const Int32Span before = ids.head(logical_page_idx * page_size);
   const RadixMatch match = lookup(ids.head(before.size + page_size), namespace_name);
   if (match.n_pages != logical_page_idx) return false;
-  check_unrecorded("record", {&page, 1});
+  nodes_.reserve_pages({&page, 1});
   const int32_t held = lock(match, namespace_name);
   unlock(insert(held, ids.values + before.size, {&page, 1}));
   return true;
@@ -189,6 +168,7 @@ void RadixCache::remove_root_if_unused(int32_t root) {
 
 int64_t RadixCache::evict_lru(int64_t n_pages, std::vector<int32_t>& out) {
   int64_t n_evicted = 0;
+  out.reserve(out.size() + static_cast<size_t>(std::clamp<int64_t>(n_pages, 0, n_cached_)));
   while (n_evicted < n_pages && lru_.count() > 0) {
     const int32_t leaf = lru_.oldest();
     const int32_t parent = nodes_[leaf].parent;

@@ -26,6 +26,10 @@ int64_t common_prefix(const int32_t* a, const int32_t* b, int64_t n) {
   return i;
 }
 
+[[noreturn]] void refuse_page(int32_t page, const char* reason) {
+  throw std::invalid_argument("RadixCache: page " + std::to_string(page) + " " + reason);
+}
+
 }  // namespace
 
 RadixNodes::RadixNodes(int32_t page_size, int hash_bits) : page_size_(page_size), buckets_(64, kNone) {
@@ -102,7 +106,7 @@ void RadixNodes::copy_pages(RadixNode& node, int32_t at, const int32_t* ids, Int
 void RadixNodes::move_edge(RadixNode& node, std::unique_ptr<int32_t[]> edge, int32_t capacity) {
   const int32_t* old_ids = node.edge.get() + static_cast<int64_t>(node.begin) * page_size_;
   const int32_t* old_pages = node.edge.get() + static_cast<int64_t>(node.capacity) * page_size_ + node.begin;
-  RadixNode moved;
+  RadixNode moved{};
   moved.edge = std::move(edge);
   moved.capacity = capacity;
   copy_pages(moved, 0, old_ids, {old_pages, node.n_pages});
@@ -181,6 +185,26 @@ void RadixNodes::table_grow() {
   }
 }
 
+void RadixNodes::reserve_pages(Int32Span pages) {
+  int32_t highest = kNone;
+  bool is_rising = true;  // the allocator's usual order; then no page is listed twice
+  for (const int32_t page : pages) {
+    if (page < 0) refuse_page(page, "is negative");
+    is_rising = is_rising && page > highest;
+    highest = std::max(highest, page);
+  }
+  const size_t n_known = static_cast<size_t>(highest + 1);
+  if (n_known > page_node_.size()) page_node_.resize(n_known, kNone);
+  for (const int32_t page : pages) {
+    if (page_node_[static_cast<size_t>(page)] != kNone) refuse_page(page, "is recorded in another place; evict() it first");
+  }
+  if (is_rising) return;
+  std::vector<int32_t> sorted(pages.begin(), pages.end());
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  if (twice != sorted.end()) refuse_page(*twice, "is listed twice");
+}
+
 int32_t RadixNodes::add_root(uint64_t key) {
   const int32_t root = take_index();
   (*this)[root] = RadixNode{};
@@ -190,8 +214,6 @@ int32_t RadixNodes::add_root(uint64_t key) {
 
 int32_t RadixNodes::add_leaf(int32_t parent, const int32_t* ids, Int32Span pages) {
   const auto n_pages = static_cast<int32_t>(pages.size);
-  const auto n_known = static_cast<size_t>(*std::max_element(pages.begin(), pages.end())) + 1;
-  if (n_known > page_node_.size()) page_node_.resize(n_known, kNone);
   table_grow();
   RadixNode leaf;
   leaf.edge.reset(new int32_t[edge_size(n_pages)]);
@@ -209,8 +231,6 @@ int32_t RadixNodes::add_leaf(int32_t parent, const int32_t* ids, Int32Span pages
 }
 
 void RadixNodes::append(int32_t leaf, const int32_t* ids, Int32Span pages) {
-  const auto n_known = static_cast<size_t>(*std::max_element(pages.begin(), pages.end())) + 1;
-  if (n_known > page_node_.size()) page_node_.resize(n_known, kNone);
   RadixNode& n = (*this)[leaf];
   const auto n_pages = static_cast<int32_t>(n.n_pages + pages.size);
   if (n.begin + n_pages > n.capacity) {

@@ -115,7 +115,6 @@ class RadixCache {
   int32_t root_of(int32_t node) const;
   int32_t split(int32_t node, int32_t n_upper);
   void hold_path(int32_t node, int32_t stop);
-  void check_unrecorded(const char* operation, Int32Span pages) const;
   void cut_tail(int32_t leaf, int32_t n, std::vector<int32_t>& out);
   void remove_root_if_unused(int32_t root);
   uint64_t eviction_mark(uint64_t namespace_key, int64_t depth, const int32_t* page_ids) const;

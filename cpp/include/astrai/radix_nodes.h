@@ -19,7 +19,8 @@
 
 namespace astrai {
 
-struct RadixNode {
+// One cache line, since every step of a lookup reads one.
+struct alignas(64) RadixNode {
   int32_t parent = -1;        // -1 for a root
   int32_t first_child = -1;
   int32_t prev_sibling = -1;
@@ -58,10 +59,13 @@ class RadixNodes {
   // Hash of one page of ids; equal ids have equal hashes.
   uint64_t hash_page(const int32_t* ids) const;
 
+  // Makes room for pages that are about to be added.
+  // Throws std::invalid_argument when one of them is negative, in the tree already, or listed twice.
+  void reserve_pages(Int32Span pages);
   int32_t add_root(uint64_t key);
-  // A new leaf below parent with n_pages >= 1 pages. Precondition: no child starts with the same page; no page is mapped.
+  // A new leaf below parent with n_pages >= 1 pages. Precondition: no child starts with the same page; reserve_pages(pages).
   int32_t add_leaf(int32_t parent, const int32_t* ids, Int32Span pages);
-  // Lengthens a leaf's edge. Amortised O(pages added).
+  // Lengthens a leaf's edge. Amortised O(pages added). Precondition: reserve_pages(pages).
   void append(int32_t leaf, const int32_t* ids, Int32Span pages);
   // Cuts the edge after its first n_upper pages, 0 < n_upper < n_pages. `node` keeps its index and the lower part; returns
   // the new node above it, with the same ref_count.
