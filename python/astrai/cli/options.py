@@ -117,7 +117,7 @@ def add_flags(parser: argparse.ArgumentParser, options: list[Option]) -> None:
         if option.kind is bool:
             extra["action"] = argparse.BooleanOptionalAction
         else:
-            extra["metavar"] = "|".join(option.choices) or {str: "TEXT"}.get(option.kind, "N")
+            extra["metavar"] = "|".join(option.choices) or ("TEXT" if option.kind is str else "N")
             extra["type"] = _parser_of(option, flags[0])
             if option.many:
                 extra["action"] = "append"

@@ -110,9 +110,9 @@ def _message(ctx: ResponseContext, content: list[dict[str, Any]], choice: Choice
         "stop_sequence": choice.stop_string,
         "usage": {
             # Anthropic's input_tokens leave out what the prompt cache read.
-            "input_tokens": choice.n_prompt - choice.n_cached,
+            "input_tokens": choice.n_prompt - choice.reported_hit,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": choice.n_cached,
+            "cache_read_input_tokens": choice.reported_hit,
             "output_tokens": choice.n_output,
         },
     }

@@ -134,7 +134,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
             text = token_text(entry.token_id, self._engine)
             tokens.append(text)
             offsets.append(offset)
-            if self._engine.token_bytes()[entry.token_id]:
+            if self._engine.spelled_bytes(entry.token_id, self._request.skip_special_tokens):
                 offset += len(text)
             tops.append(
                 {token_text(i, self._engine): finite_logprob(value) for i, value in entry.top}

@@ -57,5 +57,5 @@ class CompletionRequest(SamplingFields):
         if isinstance(prompt, str):
             return [prompt]
         if isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]  # a list of ids is one prompt
-        return list(prompt)  # type: ignore[arg-type]  # texts or lists of ids
+            return [prompt]  # a list of ids is one prompt
+        return list(prompt)

@@ -35,6 +35,8 @@ class EngineLink:
         self._router = AsyncEventRouter(engine.client, asyncio.get_running_loop())
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
         self._token_bytes: list[bytes] | None = None
+        flags = engine.tokenizer.special_flags() if engine.tokenizer is not None else b""
+        self._special_ids = frozenset(i for i, is_special in enumerate(flags) if is_special)
 
     async def run(self, work: Callable[..., T], *args: Any) -> T:
         """work(*args) on a thread for text; the event loop stays free."""
@@ -92,12 +94,18 @@ class EngineLink:
             ) from None
 
     def token_bytes(self) -> list[bytes]:
-        """The text bytes of each token id; empty for ids without text and without a tokenizer."""
+        """The bytes of each token id; empty for ids without text and without a tokenizer."""
         if self._token_bytes is None:
             tokenizer = self.engine.tokenizer
             known = tokenizer.token_bytes() if tokenizer is not None else []
             self._token_bytes = known + [b""] * (self.vocab_size - len(known))
         return self._token_bytes
+
+    def spelled_bytes(self, token_id: int, skip_special: bool) -> bytes:
+        """What a token adds to the text: nothing where special tokens are skipped."""
+        return (
+            b"" if skip_special and token_id in self._special_ids else self.token_bytes()[token_id]
+        )
 
     def check_prompt(self, prompt_ids: list[int]) -> None:
         """Refuse prompts that leave no room for one new token, or hold ids the model lacks."""

@@ -68,10 +68,12 @@ class Bounded:
     ) -> CoreSchema:
         schema = handler(source)
         assert schema["type"] == "list"
-        schema["fail_fast"] = True
-        schema["min_length"] = self.min_length
-        schema["max_length"] = self.max_length
-        return schema
+        return {
+            **schema,
+            "fail_fast": True,
+            "min_length": self.min_length,
+            "max_length": self.max_length,
+        }
 
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from astrai.engine import TokenEvent
+from astrai.sampling import TokenLogprob
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import (
@@ -108,11 +109,14 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             "finish_reason": choice.finish_reason,
         }
         if self._request.logprobs:
-            shaped["logprobs"] = chat_logprobs(choice.logprobs, self._engine)
+            shaped["logprobs"] = self._logprobs(choice.logprobs)
         if ctx.wants_ids:
             shaped["token_ids"] = choice.token_ids
             shaped["prompt_token_ids"] = choice.prompt_ids
         return shaped
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any]:
+        return chat_logprobs(entries, self._engine, self._request.skip_special_tokens)
 
     def _chunk(
         self, ctx: ResponseContext, choice: Choice, delta: dict[str, Any], event: TokenEvent | None
@@ -125,7 +129,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             "finish_reason": choice.finish_reason if is_end else None,
         }
         if event is not None and event.logprobs is not None:
-            shaped["logprobs"] = chat_logprobs(event.logprobs, self._engine)
+            shaped["logprobs"] = self._logprobs(event.logprobs)
         if ctx.wants_ids and event is not None:
             shaped["token_ids"] = event.token_ids
         if ctx.wants_ids and "role" in delta:

@@ -121,7 +121,7 @@ def usage_of(choices: list[Choice], n: int) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(choice.n_cached for choice in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(choice.reported_hit for choice in firsts)},
     }
 
 
@@ -150,13 +150,24 @@ def finite_logprob(value: float) -> float:
     return value if math.isfinite(value) else _LOGPROB_FLOOR
 
 
-def chat_logprobs(entries: list[TokenLogprob], engine: EngineLink) -> dict[str, Any]:
+def chat_logprobs(
+    entries: list[TokenLogprob], engine: EngineLink, skip_special: bool
+) -> dict[str, Any]:
     """OpenAI's logprobs object of a chat choice: one entry for each generated token."""
+
+    def shape(token_id: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": token_text(token_id, engine),
+            "logprob": finite_logprob(logprob),
+            # Joined, they spell the text.
+            "bytes": list(engine.spelled_bytes(token_id, skip_special)),
+        }
+
     return {
         "content": [
             {
-                **_token_entry(entry.token_id, entry.logprob, engine),
-                "top_logprobs": [_token_entry(i, value, engine) for i, value in entry.top],
+                **shape(entry.token_id, entry.logprob),
+                "top_logprobs": [shape(token_id, value) for token_id, value in entry.top],
             }
             for entry in entries
         ],
@@ -165,18 +176,6 @@ def chat_logprobs(entries: list[TokenLogprob], engine: EngineLink) -> dict[str, 
 
 
 def token_text(token_id: int, engine: EngineLink) -> str:
-    """A token as text: its bytes, or its name where it has none (special tokens)."""
+    """A token as text of its own; special ones by their name."""
     raw = engine.token_bytes()[token_id]
-    if raw:
-        return raw.decode("utf-8", errors="replace")
-    tokenizer = engine.engine.tokenizer
-    return tokenizer.token_str(token_id) if tokenizer is not None else f"token_id:{token_id}"
-
-
-def _token_entry(token_id: int, logprob: float, engine: EngineLink) -> dict[str, Any]:
-    # bytes spell the text: empty for special tokens, which give none.
-    return {
-        "token": token_text(token_id, engine),
-        "logprob": finite_logprob(logprob),
-        "bytes": list(engine.token_bytes()[token_id]),
-    }
+    return raw.decode("utf-8", errors="replace") if raw else f"token_id:{token_id}"

@@ -29,6 +29,10 @@ log = logging.getLogger("astrai.server")
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
+# The template's own beginning is cached after the first chat; told in each usage, it would make the
+# counts of two equal short requests differ. Smaller hits are in /stats only.
+MIN_REPORTED_HIT = 64
+
 # Seeds are 64-bit words; choice i of a seeded request draws with seed + i.
 _SEED_WORD = 2**64
 
@@ -63,6 +67,11 @@ class Choice:
     n_prompt: int = 0
     n_cached: int = 0
     n_output: int = 0
+
+    @property
+    def reported_hit(self) -> int:
+        """Prompt tokens from the prefix cache as usage tells them; see MIN_REPORTED_HIT."""
+        return self.n_cached if self.n_cached >= MIN_REPORTED_HIT else 0
 
     def add(self, event: TokenEvent) -> None:
         self.text += event.text

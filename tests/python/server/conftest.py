@@ -6,47 +6,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
 from fake_engine import FakeEngine, FakeScript
+from live_server import Live
 
 from astrai.server import ServerSettings, create_app
-
-
-@dataclass
-class Live:
-    """A running server and a client for it."""
-
-    engine: FakeEngine | None
-    url: str
-    http: httpx.Client
-
-    @property
-    def script(self) -> FakeScript:
-        assert self.engine is not None
-        return self.engine.script
-
-    def post(self, path: str, body: Any) -> httpx.Response:
-        return self.http.post(path, json=body)
-
-    def stream(self, path: str, body: dict[str, Any]) -> str:
-        """The raw text of a whole event stream."""
-        response = self.post(path, {**body, "stream": True})
-        assert response.status_code == 200, response.text
-        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-        return response.text
-
-    def wait_idle(self) -> dict[str, Any]:
-        for _ in range(200):
-            stats: dict[str, Any] = self.http.get("/stats").json()
-            if not stats["active_tasks"]:
-                return stats
-            time.sleep(0.02)
-        raise AssertionError("the engine stays busy")
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +57,7 @@ def live(_shared: Live) -> Iterator[Live]:
     assert engine is not None
     engine.script = engine.client.script = FakeScript()
     engine.client.requests.clear()
+    engine.client.n_cancelled = 0
     yield _shared
     engine.script.hold.clear()
 

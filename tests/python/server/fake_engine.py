@@ -55,7 +55,8 @@ class FakeScript:
 
     text: what every request is answered, again and again until its limit; ends_after: tokens after
     which the end token comes. fail_at: token count at which a request ends with an error.
-    delay_s: pause before each token; while `hold` is set nothing is generated.
+    delay_s: pause before each token; while `hold` is set nothing is generated. permits: a token
+    waits for one (or half a second, since a held-back text gives the client nothing to react to).
     """
 
     text: str = "Once there was a fox who lived near a river and liked the cold morning air. "
@@ -64,6 +65,7 @@ class FakeScript:
     delay_s: float = 0.0
     n_cached: int = 0
     queue_full: bool = False
+    permits: threading.Semaphore | None = None
     hold: threading.Event = field(default_factory=threading.Event)
 
 
@@ -77,6 +79,7 @@ class FakeClient:
         self.is_stopping = False
         self._tokenizer = tokenizer
         self._ids = itertools.count()
+        self.n_cancelled = 0  # requests that ended so, since the last reset
         self._cancelled: set[str] = set()
         self._n_active = 0
         self._n_tasks = 0
@@ -187,9 +190,12 @@ class FakeClient:
         for n in range(1, limit + 1):
             while script.hold.is_set() and request_id not in self._cancelled:
                 time.sleep(0.005)
+            if script.permits is not None:
+                script.permits.acquire(timeout=0.5)
             if script.delay_s:
                 time.sleep(script.delay_s)
             if request_id in self._cancelled:
+                self.n_cancelled += 1
                 send("", pending, n - 1, finish_reason="cancelled")
                 return
             if script.fail_at == n:
