@@ -12,16 +12,16 @@ import torch.nn.functional as F
 
 from astrai import _C
 
-__all__ = ["Linear", "linear"]
+__all__ = ["CPU_DTYPES", "Linear", "linear"]
 
-# Rows up to which the compiled matrix-vector product beats torch's matrix product on a CPU.
-_MAX_CPU_ROWS = 16
+CPU_DTYPES = (torch.float32, torch.bfloat16)  # of the compiled CPU operations
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x @ weight.T + bias. x: [n_rows, n_in]; weight: [n_out, n_in]; both of one dtype. Returns
     [n_rows, n_out] in that dtype."""
-    if x.device.type == "cpu" and x.shape[0] <= _MAX_CPU_ROWS:
+    few_rows = x.shape[0] <= _C.CPU_LINEAR_MAX_ROWS
+    if few_rows and x.device.type == "cpu" and x.dtype in CPU_DTYPES:
         out = x.new_empty((x.shape[0], weight.shape[0]))
         _C.cpu_linear(x, weight, out, bias)
         return out

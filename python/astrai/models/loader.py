@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from astrai import _C
 from astrai.models.build import build_model
 from astrai.models.checkpoint import Checkpoint, open_folder, open_gguf
 from astrai.models.config import ModelConfig
@@ -70,6 +71,9 @@ def load_model(
             max_len,
             config.max_position_embeddings,
         )
+    if resolved_device.type == "cpu":
+        # One setting for both, so that OMP_NUM_THREADS and torch.set_num_threads reach _C as well.
+        _C.cpu_threads(torch.get_num_threads())
     model = _build(checkpoint, path, resolved_device, resolved_dtype, max_len, progress)
     weights = model.parameters()
     summary = {

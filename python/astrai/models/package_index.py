@@ -156,7 +156,7 @@ def configured_index() -> str | None:
 
 
 def _checked(url: str) -> str:
-    if urllib.parse.urlsplit(url).scheme not in ("https", "file"):
+    if urllib.parse.urlsplit(url).scheme != "https":
         raise FetchError("the index is not reached by https")
     return url
 

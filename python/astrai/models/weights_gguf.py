@@ -18,17 +18,19 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from astrai.models.errors import ModelLoadError
 from astrai.models.gguf_file import GGUFFile, GGUFTensor
 
-__all__ = ["GGUFSource", "read_vector"]
+__all__ = ["GGUF_LAYER_NAMES", "GGUF_TOP_NAMES", "GGUFSource", "read_vector"]
 
-_PIECE_ELEMENTS = 64 * 1024  # float32 values dequantised at a time
-_PIECES_PER_TASK = 16
+# float32 values dequantised at a time: torch copies no more than this in the calling thread, so the
+# threads here do not start OpenMP teams of their own.
+_PIECE_ELEMENTS = 32 * 1024
+_PIECES_PER_TASK = 32
 
-_TOP_NAMES = {
+GGUF_TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output.weight": "lm_head.weight",
     "output_norm.weight": "model.norm.weight",
 }
-_LAYER_NAMES = {
+GGUF_LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -57,7 +59,7 @@ class GGUFSource:
             for name, tensor in file.tensors.items()
             if name not in _NOT_WEIGHTS
         }
-        self._workers = min(8, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "gguf")
         for tensor in self._tensors.values():
             if not _is_readable(tensor.type_name):
                 raise ModelLoadError(
@@ -102,8 +104,8 @@ class GGUFSource:
                 else:
                     out[row_index[begin:end]] = values.to(out.device, out.dtype)
 
-        with ThreadPoolExecutor(self._workers) as pool:
-            list(pool.map(fill, range(0, n_rows, task_rows)))
+        for _ in self._pool.map(fill, range(0, n_rows, task_rows)):
+            pass  # waits, and raises what a thread raised
         self._file.forget_pages()
 
 
@@ -128,16 +130,23 @@ def _is_readable(type_name: str) -> bool:
 def _read(file: GGUFFile, tensor: GGUFTensor, begin: int, end: int) -> npt.NDArray[np.float32]:
     """float32 [end - begin, row] of a tensor's rows."""
     packed = file.rows(tensor, begin, end)
+    if tensor.type_name == "F32":
+        return packed.view("<f4").copy()  # torch takes no read-only views
     with np.errstate(all="ignore"):  # a scale that is inf or NaN is the file's own business
         values = quants.dequantize(packed, GGMLQuantizationType[tensor.type_name])
-    return np.array(values, dtype=np.float32, copy=tensor.type_name == "F32")
+    return np.asarray(values, dtype=np.float32)
 
 
 def _canonical(name: str) -> str:
     """The canonical name of a GGUF tensor, or the name itself where there is none."""
-    if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
+    if name in GGUF_TOP_NAMES:
+        return GGUF_TOP_NAMES[name]
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in _LAYER_NAMES:
-        return f"model.layers.{int(parts[1])}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if (
+        len(parts) == 4
+        and parts[0] == "blk"
+        and parts[1].isdecimal()
+        and parts[2] in GGUF_LAYER_NAMES
+    ):
+        return f"model.layers.{int(parts[1])}.{GGUF_LAYER_NAMES[parts[2]]}.{parts[3]}"
     return name

@@ -24,7 +24,8 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 # metadata calls "eos": the list that llama.cpp's llama-vocab.cpp keeps.
 _END_SPELLINGS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "_<EOT>", "<|end_of_text|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>",
+    "<EOT>", "_<EOT>", "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>",
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
     "<|file_sep|>",

@@ -1,0 +1,208 @@
+"""load_model: where a source may be, what comes with the model, and how faults are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_models import llama, write_gguf
+
+from astrai.models import ModelLoadError, device, load_model, loader
+from astrai.text import encode_chat
+
+TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
+
+
+def add_tokenizer(folder: Path, **config: Any) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:90]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocab.update({character: n + 3 for n, character in enumerate(alphabet)})
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {"bos_token": "<s>", "eos_token": "</s>", **config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+
+
+def load(source: Path | str, **options: Any) -> loader.LoadedModel:
+    return load_model(source, **{"device": "cpu", "dtype": "float32", "progress": False, **options})
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_folder_brings_tokenizer_template_and_summary(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    add_tokenizer(tmp_path, chat_template=TEMPLATE)
+    loaded = load(tmp_path)
+    assert loaded.tokenizer is not None
+    assert loaded.chat_template is not None
+    ids = encode_chat(loaded.tokenizer, loaded.chat_template, [{"role": "user", "content": "hi"}])
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert loaded.tokenizer.vocab_size == loaded.config.vocab_size == 96
+    assert loaded.source == str(tmp_path)
+    n_parameters = sum(weight.numel() for weight in llama().parameters())
+    assert loaded.summary["n_parameters"] == n_parameters
+    assert loaded.summary["weight_bytes"] == 4 * n_parameters
+
+
+def test_a_folder_without_tokenizer_files_serves_ids_only(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert loaded.tokenizer is None
+    assert loaded.chat_template is None
+    assert loaded.end_ids == (2,)
+
+
+def test_end_ids_are_those_of_every_file_that_names_them(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    add_tokenizer(tmp_path, eos_token="<unk>")
+    change_json(tmp_path / "config.json", eos_token_id=[2, 5])
+    change_json(tmp_path / "generation_config.json", eos_token_id=[5, 7, 900])
+    assert set(load(tmp_path).end_ids) == {0, 2, 5, 7}  # 900 is beyond the vocabulary
+
+
+def test_a_gguf_file_is_found_by_its_name_or_its_folder(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", llama())
+    assert load(tmp_path / "m.gguf").source == load(tmp_path).source
+    write_gguf(tmp_path / "n.gguf", llama())
+    with pytest.raises(ModelLoadError, match=r"2 \.gguf files"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("source", ["no/such/folder", "nothing", "../x", "/none/at all.gguf", ""])
+def test_a_source_that_is_nowhere_says_what_is_accepted(source: str, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"(?s)no such file|config\.json"):
+        load(source)
+
+
+def test_a_hub_id_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    asked: list[str] = []
+
+    def fetch(hub_id: str) -> Path:
+        asked.append(hub_id)
+        return tmp_path
+
+    monkeypatch.setattr(loader, "fetch_from_hub", fetch)
+    assert load("Owner/some-model_1.5").source == str(tmp_path)
+    assert asked == ["Owner/some-model_1.5"]
+
+
+def test_an_unreachable_hub_is_an_error_that_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import huggingface_hub
+
+    def fail(*args: Any, **options: Any) -> str:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelLoadError, match=r"Owner/model.*no route to host.*--model"):
+        load("Owner/model")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 100000])
+def test_a_broken_config_is_named(tmp_path: Path, text: str) -> None:
+    llama().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_an_unknown_architecture_is_named_with_those_known(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ModelLoadError, match=r"config\.json.*GPT2LMHeadModel.*LlamaForCausalLM"):
+        load(tmp_path)
+
+
+def test_sizes_that_belie_the_weights_allocate_nothing(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    change_json(tmp_path / "config.json", num_hidden_layers=2**30, hidden_size=2**30)
+    with pytest.raises(ModelLoadError, match="shape"):
+        load(tmp_path)
+    change_json(tmp_path / "config.json", num_hidden_layers=2**30, hidden_size=64)
+    with pytest.raises(ModelLoadError, match=r"model\.layers\.2\."):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("generation_config.json", '{"eos_token_id": "x"}'),
+        ("chat_template.jinja", "{% if %}"),
+    ],
+)
+def test_a_broken_file_beside_the_weights_is_named(tmp_path: Path, name: str, text: str) -> None:
+    llama().save_pretrained(tmp_path)
+    add_tokenizer(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ModelLoadError, match=name):
+        load(tmp_path)
+
+
+def test_max_seq_len_sets_the_positions_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama().save_pretrained(tmp_path)
+    assert load(tmp_path).model.max_len == 128
+    assert load(tmp_path, max_seq_len=16).model.max_len == 16
+    assert not caplog.records
+    assert load(tmp_path, max_seq_len=256).model.max_len == 256
+    assert "beyond the model's context" in caplog.text
+    with pytest.raises(ValueError, match="max_seq_len"):
+        load(tmp_path, max_seq_len=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"dtype": "int8"}, "int8.*bfloat16"),
+        ({"dtype": torch.int8}, "int8"),
+        ({"device": "abacus"}, "abacus"),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path: Path, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        load(tmp_path, **options)
+
+
+@pytest.mark.parametrize("flags", ["fpu avx2", "fpu avx512_bf16", "fpu amx_bf16 amx_tile", ""])
+def test_auto_dtype_follows_the_processor(flags: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"processor\t: 0\nflags\t\t: {flags}\n"
+    monkeypatch.setattr(device.Path, "read_text", lambda self, **_: text)
+    expected = torch.bfloat16 if "bf16" in flags else torch.float32
+    assert device.resolve_dtype("auto", torch.device("cpu")) == expected
+    assert device.resolve_dtype("auto", torch.device("cuda")) == torch.bfloat16
+
+
+@pytest.mark.parametrize(("progress", "shown"), [(True, False), (False, False), ("always", True)])
+def test_the_bar_shows_on_a_terminal_or_when_asked_for(
+    progress: Any, shown: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    llama().save_pretrained(tmp_path)
+    capfd.readouterr()
+    load(tmp_path, progress=progress)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert ("100%" in err) == shown
+
+
+def test_importing_text_brings_no_torch() -> None:
+    code = "import sys, astrai.text; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
