@@ -1,0 +1,140 @@
+"""Flags, the YAML file, their precedence, and errors that name the nearest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from astrai.cli.options import OptionError, server_options
+from astrai.cli.serve import main, parse_settings
+from astrai.server import ServerSettings
+
+REPO = Path(__file__).resolve().parents[3]
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "serve.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_without_arguments_the_defaults_hold() -> None:
+    settings = parse_settings([])
+    assert settings == ServerSettings()
+    assert (settings.host, settings.port, settings.max_batch_size) == ("127.0.0.1", 8000, 16)
+
+
+@pytest.mark.parametrize("flag", ["--max-batch-size", "--max_batch_size"])
+def test_flags_take_dashes_and_underscores(flag: str) -> None:
+    assert parse_settings([flag, "3"]).max_batch_size == 3
+    assert parse_settings([f"{flag}=4"]).max_batch_size == 4
+
+
+def test_values_keep_their_underscores() -> None:
+    assert parse_settings(["--param_path", "my_model"]).model == "my_model"
+    assert parse_settings(["--model=a_b"]).model == "a_b"
+
+
+def test_explicit_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "server:\n  port: 9000\n  host: 0.0.0.0\n  max_queue: 3\n")
+    settings = parse_settings(["--config", path, "--port", "9001"])
+    assert (settings.port, settings.host, settings.max_queue) == (9001, "0.0.0.0", 3)
+    # A flag equal to the default is explicit too.
+    assert parse_settings(["--port", "8000", "-c", path]).port == 8000
+
+
+def test_every_setting_has_a_key_and_a_flag(tmp_path: Path) -> None:
+    samples = {str: "auto", int: 64, float: 2.5, bool: True}
+    for option in server_options():
+        value = option.choices[0] if option.choices else samples[option.kind]
+        if option.field == "max_logprobs":
+            value = 5
+        if option.field == "max_body_bytes" or option.field == "max_tools_bytes":
+            value = 4096
+        text = str(value).lower() if option.kind is bool else value
+        want = (value,) if option.many else value
+        from_file = parse_settings(["-c", write(tmp_path, f"server: {{{option.flag}: {text}}}")])
+        assert getattr(from_file, option.field) == want, option.field
+        flag = "--" + option.flag.replace("_", "-")
+        from_flag = parse_settings([flag] if option.kind is bool else [flag, str(value)])
+        assert getattr(from_flag, option.field) == want, option.field
+
+
+def test_null_keys_and_empty_files_mean_defaults(tmp_path: Path) -> None:
+    for text in ("", "server:\n", "server: {max_seq_len: null, port: null}\n", "runtime: {x: 1}\n"):
+        assert parse_settings(["-c", write(tmp_path, text)]) == ServerSettings()
+
+
+def test_keys_may_be_given_several_times(tmp_path: Path) -> None:
+    assert parse_settings(["--api-key", "a", "--api_key", "b"]).api_keys == ("a", "b")
+    path = write(tmp_path, "server:\n  api_key: [c, d]\n  metrics-public: true\n")
+    assert parse_settings(["-c", path]).api_keys == ("c", "d")
+    assert parse_settings(["-c", path]).metrics_public
+    overridden = parse_settings(["-c", path, "--api-key", "e", "--no-metrics-public"])
+    assert overridden.api_keys == ("e",) and not overridden.metrics_public
+
+
+def test_the_docker_sample_is_the_specification_s() -> None:
+    settings = parse_settings(["-c", str(REPO / "docker" / "serve.yaml")])
+    assert settings == ServerSettings(host="0.0.0.0", device="cuda", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("server: {max_batchsize: 3}", ["server.max_batchsize", "'max_batch_size'"]),
+        ("sever: {port: 1}", ["'sever'", "'server'"]),
+        ("server: [1]", ["mapping"]),
+        ("[1]", ["mapping"]),
+        ("server: {port: '80'}", ["server.port", "whole number", "'80'"]),
+        ("server: {port: true}", ["server.port", "whole number"]),
+        ("server: {port: 70000}", ["server.port", "65535"]),
+        ("server: {max_batch_size: 0}", ["at least 1"]),
+        ("server: {dtype: int8}", ["int8", "bfloat16"]),
+        ("server: {metrics_public: 1}", ["true or false"]),
+        ("server: {api_keys: 5}", ["list of texts"]),
+        ("server: {model: a, param_path: b}", ["twice"]),
+        ("server: {port: 1", ["not valid YAML"]),
+        ("server: !!python/object/apply:os.getcwd []", ["not valid YAML"]),
+    ],
+)
+def test_a_bad_file_is_an_error_that_names_the_key(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    with pytest.raises(OptionError) as info:
+        parse_settings(["--config", write(tmp_path, text)])
+    assert all(word in str(info.value) for word in words), info.value
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--prot", "1"], ["--prot", "--port"]),
+        (["--max_sequence_len", "1"], ["--max-seq-len"]),
+        (["model-folder"], ["--model"]),
+        (["--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
+    ],
+)
+def test_a_bad_argument_is_an_error_with_a_remedy(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("astrai-serve: error: ") and all(word in message for word in words)
+
+
+@pytest.mark.parametrize("argv", [["--port", "x"], ["--port", "-1"], ["--dtype", "int8"]])
+def test_a_bad_value_ends_with_status_2(argv: list[str]) -> None:
+    with pytest.raises(SystemExit) as info:
+        main(argv)
+    assert info.value.code == 2
+
+
+def test_help_has_groups_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for group in ("model:", "engine:", "network:", "limits:"):
+        assert f"\n{group}\n" in text
+    assert "(default 8000)" in text and "--param-path" in text

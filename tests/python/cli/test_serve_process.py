@@ -1,0 +1,159 @@
+"""`astrai-serve` as a process: starting, refusing to start, draining on signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+REPO = Path(__file__).resolve().parents[3]
+FAKES = REPO / "tests" / "python" / "server"
+# The real command with the fake engine in place of a loaded model.
+WITH_FAKE = f"""
+import sys
+sys.path.insert(0, {str(FAKES)!r})
+from fake_engine import FakeEngine
+from astrai.cli import serve, summary
+engine = FakeEngine()
+engine.script.delay_s = 0.02
+serve._load_engine = lambda settings: (None, engine)
+sys.exit(serve.main())
+"""
+
+
+def start(log: Path, *argv: str, command: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+    """A started server that writes to log, and its URL, read from the summary."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *command, "--port", "0", *argv],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(REPO / "python")},
+        )
+    for _ in range(600):
+        assert process.poll() is None, log.read_text()
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            with contextlib.suppress(httpx.ConnectError):
+                httpx.get(found.group() + "/health")
+                return process, found.group()
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def fake_server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    process, url = start(tmp_path / "log", "--drain-timeout-s", "1", command=["-c", WITH_FAKE])
+    yield process, url
+    process.kill()
+    process.wait()
+
+
+def stream_in_thread(url: str, max_tokens: int) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+    is_open = threading.Event()
+
+    def read() -> None:
+        body = {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_tokens": max_tokens,
+            "stream": True,
+        }
+        with httpx.stream("POST", url + "/v1/chat/completions", json=body, timeout=20) as response:
+            for line in response.iter_lines():
+                lines.append(line)
+                is_open.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert is_open.wait(10)
+    return thread, lines
+
+
+def test_sigterm_lets_open_requests_finish(
+    fake_server: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    process, url = fake_server
+    thread, lines = stream_in_thread(url, max_tokens=20)
+    process.send_signal(signal.SIGTERM)
+    thread.join(10)
+    assert lines[-2] == "data: [DONE]" and any('"length"' in line for line in lines)
+    assert process.wait(10) == 0
+
+
+def test_sigterm_cancels_what_outlasts_the_drain(
+    fake_server: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    process, url = fake_server
+    thread, lines = stream_in_thread(url, max_tokens=500)
+    process.send_signal(signal.SIGTERM)
+    thread.join(10)
+    assert not thread.is_alive() and lines[-2] == "data: [DONE]"
+    assert '"error"' in lines[-4], "the client is told that the text is cut"
+    assert process.wait(10) == 0
+
+
+def test_a_second_signal_ends_at_once(fake_server: tuple[subprocess.Popen[bytes], str]) -> None:
+    process, url = fake_server
+    body = {"prompt": "Hi", "max_tokens": 500, "stream": True}
+    with httpx.stream("POST", url + "/v1/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 128 + signal.SIGTERM
+
+
+def test_it_starts_without_a_model(tmp_path: Path) -> None:
+    script = REPO / "scripts" / "tools" / "server.py"
+    process, url = start(tmp_path / "log", "--model", "none", command=[str(script)])
+    try:
+        assert httpx.get(url + "/health").json() == {"status": "ok", "model_loaded": False}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "astrai.cli.serve", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(REPO / "python"), **env},
+    )
+
+
+def test_a_busy_port_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = run("--model", "none", "--port", str(port))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
+
+
+def test_a_missing_model_is_named() -> None:
+    done = run("--model", "/no/such/folder", "--port", "0")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "/no/such/folder" in done.stderr
+
+
+def test_a_bad_backend_variable_is_an_error() -> None:
+    done = run("--model", "none", "--port", "0", ASTR_BACKEND="metal")
+    assert done.returncode == 2
+    assert "ASTR_BACKEND" in done.stderr and "torch_native" in done.stderr
