@@ -1,4 +1,4 @@
-"""The CPU operations between the matrix products: paged decode attention, norm, activation, rotary."""
+"""The CPU operations between matrix products: paged decode attention, norm, activation, rotary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 class Pool:
-    """Requests of the given lengths over shuffled slots; every slot that none of them owns is NaN."""
+    """Requests of the given lengths over shuffled slots; a slot that none of them owns is NaN."""
 
     def __init__(self, kv_lens: list[int], n_kv_heads: int, head_dim: int, dtype: torch.dtype):
         n_slots = sum(kv_lens) + 7
@@ -53,7 +53,7 @@ class Pool:
             self.k_cache[own], self.v_cache[own] = self.keys[-1], self.values[-1]
 
     def decode(
-        self, q: torch.Tensor, isa: str = "", rows: slice = slice(None), **new
+        self, q: torch.Tensor, isa: str = "", rows: slice = slice(None), **new: torch.Tensor
     ) -> torch.Tensor:
         lens = torch.tensor([0, *self.kv_lens[rows]])
         out = torch.full(q.shape, torch.nan, dtype=q.dtype)
@@ -77,11 +77,11 @@ class Pool:
 
 
 class TestPagedDecode:
-    @pytest.mark.parametrize("group", [1, 3, 8])
-    @pytest.mark.parametrize("head_dim", [16, 32, 64, 80, 96, 128, 256])
+    @pytest.mark.parametrize("group", [1, 3])
+    @pytest.mark.parametrize("head_dim", [16, 64, 80, 256])
     def test_agrees_with_float64_over_ragged_lengths(self, head_dim, group, dtype, isa):
-        pool = Pool([1, 0, 15, 127, 128, 129, 300], 2, head_dim, dtype)
-        q = torch.randn(7, 2 * group, head_dim).to(dtype)
+        pool = Pool([1, 0, 127, 128, 129, 259], 2, head_dim, dtype)
+        q = torch.randn(6, 2 * group, head_dim).to(dtype)
         assert_close(pool.decode(q, isa), pool.expected(q), dtype)
 
     def test_a_request_without_keys_gives_zeros(self, dtype, isa):
@@ -121,7 +121,10 @@ class TestPagedDecode:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"q": torch.zeros(2, 3, 16)}, "q has 3 heads; expected a multiple of k_cache's 2"),
+            (
+                {"k_cache": torch.zeros(8, 3, 16), "v_cache": torch.zeros(8, 3, 16)},
+                "q has 4 heads; expected a multiple of k_cache's 3",
+            ),
             ({"q": torch.zeros(2, 4, 24)}, r"k_cache has shape \[8, 2, 16\]"),
             ({"out": torch.zeros(2, 4, 16).bfloat16()}, "out is bfloat16; accepted: float32"),
             ({"kv_indptr": torch.tensor([0, 3], dtype=torch.int32)}, r"kv_indptr has shape \[2\]"),
