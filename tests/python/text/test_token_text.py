@@ -29,8 +29,13 @@ SPECIAL = [piece in (b"<end>", b"<pad>") for piece in PIECES]
 TABLE = TokenTable(PIECES, SPECIAL)
 END_ID = PIECES.index(b"<end>")
 
-token_ids = st.integers(0, len(WORDS) - 1) | st.integers(0, len(PIECES) - 1)
-stop_strings = st.text("ab é語🧪☃\ufffd", min_size=1, max_size=5)
+# Half of the draws come from the first five words: stops then overlap themselves and each other.
+token_ids = st.one_of(
+    *[st.integers(0, 4)] * 2, st.integers(0, len(WORDS) - 1), st.integers(0, len(PIECES) - 1)
+)
+stop_strings = st.text("ab", min_size=1, max_size=6) | st.text(
+    "ab é語🧪☃\ufffd", min_size=1, max_size=5
+)
 
 
 def decode(raw: bytes) -> str:
@@ -267,6 +272,21 @@ def test_stop_tokens_and_stop_strings_are_text_before_min_tokens() -> None:
     joined, last = run(streams, handle, [0, 1, 0])
     assert joined == "no<e>"
     assert last is not None and (last.stop_string, last.n_tokens) == ("no", 3)
+
+
+def test_a_match_may_overlap_one_that_came_before_min_tokens() -> None:
+    streams = TextStreams(TokenTable([b"xaba", b"ba"], bytes(2)))
+    handle = streams.open(["aba"], [], max_tokens=10, min_tokens=2)
+    joined, last = run(streams, handle, [0, 1])
+    assert joined == "xab"
+    assert last is not None and last.stop_string == "aba"
+
+
+def test_of_stops_that_end_at_the_same_byte_the_longest_wins() -> None:
+    streams = TextStreams(TokenTable([b"xaab"], bytes(1)))
+    handle = streams.open(["b", "aab", "ab"], [], 10)
+    (event,) = streams.push_batch([handle], [0])
+    assert (event.text, event.stop_string) == ("x", "aab")
 
 
 def test_special_ids_give_text_only_when_asked() -> None:
