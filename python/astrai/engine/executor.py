@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from astrai.engine.plan import StepGroup
 from astrai.engine.task import Task
@@ -27,7 +27,7 @@ class ForwardModel(Protocol):
         input_ids: Tensor,  # [total_q] int64
         position_ids: Tensor,  # [total_q] int64
         kv_cache: KVCache,
-        fwd: str,  # "prefill" or "decode"
+        fwd: Literal["prefill", "decode"],
         logits_indices: Tensor | None = None,  # [n] int64 packed rows to compute logits for
     ) -> Tensor: ...  # [n, vocab]
 
@@ -47,7 +47,7 @@ class StepExecutor:
         indices = batch.logits_indices
         if 0 < group.n_sampled < len(group.tasks):
             indices = indices[: group.n_sampled]
-        fwd = "decode" if batch.is_decode else "prefill"
+        fwd: Literal["prefill", "decode"] = "decode" if batch.is_decode else "prefill"
         with use_selection(group.selection):
             logits = self._model.forward(
                 batch.input_ids, batch.position_ids, batch.kv_cache, fwd, indices

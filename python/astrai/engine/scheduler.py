@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -73,7 +73,7 @@ class TextStreamsLike(Protocol):
         skip_special: bool = True,
         strip_leading_space: bool = False,
     ) -> int: ...
-    def push_batch(self, handles: list[int], token_ids: list[int]) -> list[TextEventLike]: ...
+    def push_batch(self, handles: list[int], token_ids: list[int]) -> Sequence[TextEventLike]: ...
     def finish(self, handle: int) -> str: ...
     def close(self, handle: int) -> None: ...
 

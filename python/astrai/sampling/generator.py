@@ -51,7 +51,8 @@ def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 def _mix64_numpy(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MUL_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MUL_2)
-    return x ^ (x >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

@@ -75,5 +75,5 @@ def test_values_at_the_edges_are_accepted(field: str, value: object) -> None:
 
 
 def test_min_tokens_above_max_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="^min_tokens"):
+    with pytest.raises(ValueError, match=r"^min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4).validate(VOCAB_SIZE)

@@ -1,0 +1,334 @@
+"""The scheduler's thread through the `EngineClient`: events, budgets, preemption, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from toy_model import END_ID, Collector, ToyModel, toy_engine
+
+from astrai.engine import (
+    AsyncEventRouter,
+    EngineStoppingError,
+    GenerationRequest,
+    InferenceEngine,
+    QueueFullError,
+    RequestError,
+    TokenEvent,
+)
+from astrai.engine.request import merge_events
+from astrai.sampling import SamplingParams, TokenLogprob
+
+PROMPTS = [[i, i + 1, 7, 7, 7, i] * (1 + i % 4) for i in range(12)]
+
+
+def greedy(max_tokens: int, **options: object) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, **options)  # type: ignore[arg-type]
+
+
+def run_all(
+    engine: InferenceEngine, requests: list[GenerationRequest]
+) -> tuple[list[list[int]], list[TokenEvent]]:
+    """Token ids and last event of each request, submitted together."""
+    sink = Collector()
+    ids = [engine.client.submit(request, sink) for request in requests]
+    last = {event.request_id: event for event in sink.wait(len(ids))}
+    return [sink.token_ids(i) for i in ids], [last[i] for i in ids]
+
+
+def requests_of(params: SamplingParams) -> list[GenerationRequest]:
+    return [GenerationRequest(prompt, params) for prompt in PROMPTS]
+
+
+POOLS = {
+    "contiguous": {},
+    "paged": {"kv_mode": "paged", "page_size": 4, "kv_tokens": 1024},
+    "page_of_one": {"kv_mode": "paged", "page_size": 1, "kv_tokens": 300},
+    "tight": {"kv_mode": "paged", "page_size": 4, "kv_tokens": 120},
+}
+PARAMS = [
+    greedy(40),
+    SamplingParams(seed=3, max_tokens=40, ignore_eos=True, logprobs=2),
+    SamplingParams(
+        temperature=0,
+        max_tokens=40,
+        ignore_eos=True,
+        frequency_penalty=0.9,
+        presence_penalty=0.4,
+        repetition_penalty=1.2,
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[list[int]]]:
+    """Every request alone in an engine of its own mode, for each of PARAMS."""
+    with toy_engine(max_batch_size=1) as engine:
+        return [
+            [run_all(engine, [request])[0][0] for request in requests_of(params)]
+            for params in PARAMS
+        ]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("prefill_chunk", [3, 512, None])
+@pytest.mark.parametrize("case", range(len(PARAMS)))
+def test_tokens_do_not_depend_on_company_chunks_pool_or_preemption(
+    expected: list[list[list[int]]], pool: str, prefill_chunk: int | None, case: int
+) -> None:
+    with toy_engine(max_batch_size=5, prefill_chunk=prefill_chunk, **POOLS[pool]) as engine:
+        for _ in range(2):  # the second time with a warm prefix cache
+            token_ids, last = run_all(engine, requests_of(PARAMS[case]))
+            assert token_ids == expected[case]
+            assert {event.finish_reason for event in last} == {"length"}
+            assert [event.n_output for event in last] == [40] * len(PROMPTS)
+        stats = engine.get_stats()
+    if pool == "tight":
+        assert stats["preemptions"] > 0  # type: ignore[operator]
+    if pool == "paged":
+        assert last[3].n_cached > 0
+
+
+def test_logprobs_come_one_for_each_token_through_a_preemption() -> None:
+    with toy_engine(max_batch_size=5, **POOLS["tight"]) as engine:
+        sink = Collector()
+        for prompt in PROMPTS:
+            engine.client.submit(GenerationRequest(prompt, greedy(30, logprobs=1)), sink)
+        sink.wait(len(PROMPTS))
+        assert engine.get_stats()["preemptions"] > 0  # type: ignore[operator]
+    for event in sink.events:
+        assert event.logprobs is not None
+        assert [entry.token_id for entry in event.logprobs] == event.token_ids
+        assert all(entry.top[0][0] == entry.token_id for entry in event.logprobs)
+
+
+def test_text_state_survives_preemption() -> None:
+    stop = "qX"
+    with toy_engine(max_batch_size=1) as engine:
+        texts = [
+            engine.generate(p, max_tokens=40, temperature=0.0, ignore_eos=True) for p in PROMPTS
+        ]
+    stop = texts[5][29:32]
+    cut = [text.partition(stop)[0] for text in texts]
+    with toy_engine(max_batch_size=5, **POOLS["tight"]) as engine:
+        again = engine.generate(PROMPTS, max_tokens=40, temperature=0.0, ignore_eos=True, stop=stop)
+        assert engine.get_stats()["preemptions"] > 0  # type: ignore[operator]
+    assert again == cut and cut != texts
+
+
+def test_all_events_of_a_step_reach_a_shared_sink_in_one_call() -> None:
+    with toy_engine(max_batch_size=4, max_queue=8) as engine:
+        sink = Collector()
+        for i in range(4):
+            engine.client.submit(GenerationRequest([i], greedy(20)), sink)
+        sink.wait(4)
+    assert max(len(call) for call in sink.calls) == 4
+    for call in sink.calls:
+        assert len({event.request_id for event in call}) == len(call)
+
+
+def test_usage_counts_tokens_and_the_finish_reason_tells_the_truth() -> None:
+    with toy_engine() as engine:
+        forced = SamplingParams(temperature=0, max_tokens=9, logit_bias={END_ID: 100})
+        stopped = run_all(engine, [GenerationRequest([1, 2, 3], forced)])[1][0]
+        ignored = run_all(
+            engine,
+            [
+                GenerationRequest(
+                    [1, 2, 3], greedy(9, logit_bias={END_ID: 100}, stop_token_ids=(5,))
+                )
+            ],
+        )[1][0]
+        own_stop = SamplingParams(
+            temperature=0, max_tokens=9, logit_bias={5: 100}, stop_token_ids=(5,)
+        )
+        by_id = run_all(engine, [GenerationRequest([1, 2, 3], own_stop)])[1][0]
+    assert (stopped.finish_reason, stopped.n_prompt, stopped.n_output) == ("stop", 3, 1)
+    assert (ignored.finish_reason, ignored.n_output) == ("length", 9)
+    assert (by_id.finish_reason, by_id.n_output, by_id.text) == ("stop", 1, "")
+
+
+def test_a_request_that_fills_the_pool_alone_ends_with_length() -> None:
+    with toy_engine(kv_mode="paged", page_size=4, kv_tokens=32, max_seq_len=64) as engine:
+        request = GenerationRequest([1] * 10, greedy(1000))
+        (token_ids,), (last,) = run_all(engine, [request])
+        assert (len(token_ids), last.finish_reason) == (23, "length")
+        with pytest.raises(RequestError) as refused:
+            engine.client.submit(GenerationRequest([1] * 33), Collector())
+        assert refused.value.code == "context_length_exceeded"
+        # The refusal kept nobody waiting.
+        assert len(run_all(engine, [GenerationRequest([2], greedy(3))])[0][0]) == 3
+
+
+def test_held_text_is_released_by_a_cancel() -> None:
+    gate = threading.Semaphore(0)
+    model = ToyModel()
+    model.on_forward = lambda: gate.acquire(timeout=30) and None
+    with toy_engine(model) as engine:
+        sink = Collector()
+        request = GenerationRequest(
+            [1], SamplingParams(max_tokens=50, logit_bias={0: 100}, stop=("aaaaaaaaaaaa",))
+        )
+        request_id = engine.client.submit(request, sink)
+        gate.release(3)
+        while engine.get_stats()["total_tokens"] != 3:
+            time.sleep(0.002)
+        engine.client.cancel(request_id)
+        engine.client.cancel(request_id)
+        engine.client.cancel("req-unknown")
+        gate.release(5)
+        (last,) = sink.wait()
+        assert last.finish_reason == "cancelled"
+        assert set("".join(event.text for event in sink.events)) == {"a"}
+        assert len(sink.token_ids(request_id)) == last.n_output <= 5
+
+
+def test_a_queued_request_can_be_cancelled() -> None:
+    gate = threading.Event()
+    model = ToyModel()
+    model.on_forward = lambda: gate.wait(30) and None
+    with toy_engine(model, max_batch_size=1) as engine:
+        running, queued = Collector(), Collector()
+        engine.client.submit(GenerationRequest([1], greedy(3)), running)
+        queued_id = engine.client.submit(GenerationRequest([1], greedy(3)), queued)
+        engine.client.cancel(queued_id)
+        gate.set()
+        assert queued.wait()[0].finish_reason == "cancelled"
+        assert running.wait()[0].finish_reason == "length"
+
+
+def test_a_full_queue_refuses_with_a_hint_when_to_retry() -> None:
+    gate = threading.Event()
+    model = ToyModel()
+    model.on_forward = lambda: gate.wait(30) and None
+    with toy_engine(model, max_batch_size=1, max_queue=2) as engine:
+        sink = Collector()
+        for _ in range(3):
+            engine.client.submit(GenerationRequest([1], greedy(2)), sink)
+        with pytest.raises(QueueFullError) as refused:
+            engine.client.submit(GenerationRequest([1], greedy(2)), sink)
+        assert refused.value.retry_after_s >= 1
+        gate.set()
+        sink.wait(3)
+        run_all(engine, [GenerationRequest([1], greedy(2))])
+
+
+def test_draining_refuses_new_requests_and_finishes_open_ones() -> None:
+    with toy_engine() as engine:
+        sink = Collector()
+        for i in range(6):
+            engine.client.submit(GenerationRequest([i], greedy(50)), sink)
+        assert engine.client.drain(timeout_s=30)
+        assert [event.finish_reason for event in sink.wait(6)] == ["length"] * 6
+        with pytest.raises(EngineStoppingError):
+            engine.client.submit(GenerationRequest([1]), sink)
+        assert engine.client.is_healthy()
+
+
+def test_draining_gives_up_at_its_time_limit() -> None:
+    gate = threading.Event()
+    model = ToyModel()
+    model.on_forward = lambda: gate.wait(30) and None
+    with toy_engine(model) as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([1], greedy(2)), sink)
+        assert not engine.client.drain(timeout_s=0.02)
+        gate.set()
+        assert engine.client.drain(timeout_s=30)
+
+
+def test_a_sink_that_raises_loses_its_request_and_nobody_else_does() -> None:
+    def broken(events: list[TokenEvent]) -> None:
+        raise OSError("pipe closed")
+
+    with toy_engine() as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([1], greedy(200)), broken)
+        engine.client.submit(GenerationRequest([2], greedy(30)), sink)
+        assert sink.wait()[0].n_output == 30
+        assert engine.client.drain(timeout_s=30)
+        assert engine.get_stats()["finished"]["cancelled"] == 1  # type: ignore[index]
+
+
+def test_many_threads_may_submit_and_cancel() -> None:
+    with toy_engine(max_batch_size=4, max_queue=500, **POOLS["tight"]) as engine:
+        sink = Collector()
+
+        def submit_some(base: int) -> None:
+            for i in range(10):
+                request = GenerationRequest([base, i, 3], greedy(12))
+                request_id = engine.client.submit(request, sink)
+                if i % 3 == 0:
+                    engine.client.cancel(request_id)
+
+        threads = [threading.Thread(target=submit_some, args=(base,)) for base in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        last = sink.wait(50)
+        assert len({event.request_id for event in last}) == len(last) == 50
+        stats = engine.get_stats()
+        assert stats["total_tasks"] == 50
+        assert (stats["active_tasks"], stats["waiting_queue"]) == (0, 0)
+
+
+def test_a_model_without_text_tells_every_token_at_once() -> None:
+    with toy_engine(tokenizer=None) as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([1, 2], greedy(6)), sink)
+        sink.wait()
+    assert [len(event.token_ids) for event in sink.events] == [1] * 6
+
+
+def test_stats_have_the_four_counters_and_the_latencies() -> None:
+    with toy_engine(**POOLS["paged"]) as engine:
+        run_all(engine, requests_of(greedy(5)))
+        stats = engine.get_stats()
+    assert stats["total_tasks"] == len(PROMPTS)
+    assert stats["total_tokens"] == 5 * len(PROMPTS)
+    assert stats["active_tasks"] == 0 and stats["waiting_queue"] == 0
+    assert stats["finished"] == {"stop": 0, "length": len(PROMPTS), "error": 0, "cancelled": 0}
+    for key in ("ttft_s", "itl_s"):
+        values = stats[key]
+        assert isinstance(values, dict)
+        assert 0 < values["p50"] <= values["p90"] <= values["p99"]
+    pages = stats["kv_pages"]
+    assert isinstance(pages, dict)
+    assert pages["free"] + pages["cached"] == pages["total"] == 256
+
+
+def test_a_router_gives_every_stream_its_own_events() -> None:
+    async def collect(router: AsyncEventRouter, prompt: list[int]) -> list[int]:
+        request = GenerationRequest(prompt, greedy(15), every_token=True)
+        return [i async for event in router.stream(request) for i in event.token_ids]
+
+    async def collect_all(engine: InferenceEngine) -> list[list[int]]:
+        router = AsyncEventRouter(engine.client)
+        return await asyncio.gather(*(collect(router, prompt) for prompt in PROMPTS))
+
+    with toy_engine() as engine:
+        alone = run_all(engine, requests_of(greedy(15)))[0]
+        assert asyncio.run(collect_all(engine)) == alone
+
+
+def test_a_router_raises_what_submit_raises() -> None:
+    async def collect(engine: InferenceEngine) -> None:
+        async for _ in AsyncEventRouter(engine.client).stream(GenerationRequest([])):
+            pass
+
+    with toy_engine() as engine, pytest.raises(RequestError):
+        asyncio.run(collect(engine))
+
+
+def test_events_that_piled_up_are_told_as_one() -> None:
+    def event(text: str, token_ids: list[int], reason: str | None, n_output: int) -> TokenEvent:
+        logprobs = [TokenLogprob(i, -1.0, ()) for i in token_ids]
+        return TokenEvent("r", text, token_ids, logprobs, reason, None, None, 3, 0, n_output)  # type: ignore[arg-type]
+
+    merged = merge_events([event("a", [1], None, 1), event("bc", [2, 3], "length", 3)])
+    assert (merged.text, merged.token_ids, merged.n_output) == ("abc", [1, 2, 3], 3)
+    assert merged.finish_reason == "length"
+    assert merged.logprobs is not None and len(merged.logprobs) == 3

@@ -1,0 +1,198 @@
+"""The scheduling decisions under the simulator: outputs, order, budget, progress."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import VOCAB_SIZE, Simulator, expected_output
+
+from astrai import _C
+from astrai.engine.scheduling_state import SchedulingState, generation_room
+from astrai.engine.task import Task
+
+POOLS = {
+    "contiguous": lambda: _C.PagePool(4, 64),
+    "paged": lambda: _C.PagePool(6, 64, 4, 256),
+    "paged_tokens": lambda: _C.PagePool(6, 64, 1, 150),
+    "tight": lambda: _C.PagePool(6, 64, 4, 96),
+    "tiny": lambda: _C.PagePool(4, 40, 4, 40),
+}
+
+
+def random_prompt(simulator: Simulator, longest: int) -> list[int]:
+    """Often a beginning of one of two long texts, so that prefixes are shared."""
+    rng = simulator.random
+    base = [(i * i + rng.randrange(2)) % VOCAB_SIZE if i == 0 else i % 7 for i in range(longest)]
+    n_shared = rng.randrange(longest)
+    n_own = rng.randrange(1, 1 + longest - n_shared)
+    return base[:n_shared] + [rng.randrange(VOCAB_SIZE) for _ in range(n_own)]
+
+
+@pytest.mark.parametrize("pool_name", POOLS)
+@pytest.mark.parametrize("prefill_chunk", [1, 7, None])
+@pytest.mark.parametrize("seed", range(6))
+def test_every_task_generates_what_it_generates_alone(
+    pool_name: str, prefill_chunk: int | None, seed: int
+) -> None:
+    simulator = Simulator(POOLS[pool_name](), seed, prefill_chunk)
+    rng = simulator.random
+    longest = min(simulator.pool.max_seq_len, simulator.pool.n_tokens) // 2
+    for _ in range(60):
+        for _ in range(rng.randrange(3)):
+            prompt_ids = random_prompt(simulator, longest)
+            room = generation_room(simulator.pool, len(prompt_ids))
+            namespace = rng.choice(["", "", "other"])
+            simulator.submit(prompt_ids, rng.randint(1, min(room, longest)), namespace)
+        if rng.random() < 0.15:
+            simulator.cancel(rng.choice(simulator.tasks or [simulator.submit([1], 1)]))
+        simulator.step()
+    simulator.run()
+    simulator.check_outputs()
+    simulator.check_all_given_back()
+    assert simulator.first_admissions == sorted(simulator.first_admissions)
+    assert not simulator.out_of_room, "every task was clamped to the room"
+    if pool_name == "tight":
+        assert simulator.state.n_preemptions > 0
+    if pool_name in ("paged", "tight"):
+        assert simulator.state.n_prefix_hit_tokens > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_mix_of_events_ends_with_right_outputs_and_an_empty_pool(
+    data: st.DataObject,
+) -> None:
+    page_size = data.draw(st.integers(1, 5), label="page_size")
+    n_pages = data.draw(st.integers(4, 20), label="n_pages")
+    n_rows = data.draw(st.integers(1, 5), label="n_rows")
+    pool = _C.PagePool(n_rows, 48, page_size, n_pages * page_size)
+    chunk = data.draw(st.one_of(st.none(), st.integers(1, 9)), label="prefill_chunk")
+    simulator = Simulator(pool, 0, chunk)
+    for _ in range(data.draw(st.integers(1, 25), label="n_events")):
+        event = data.draw(st.sampled_from(["submit", "submit", "step", "step", "cancel"]))
+        if event == "submit":
+            prompt_ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=12))
+            room = generation_room(pool, len(prompt_ids))
+            if room >= 1:
+                simulator.submit(prompt_ids, data.draw(st.integers(1, min(room, 30))))
+        elif event == "cancel" and simulator.tasks:
+            simulator.cancel(data.draw(st.sampled_from(simulator.tasks)))
+        else:
+            simulator.step()
+    simulator.run()
+    simulator.check_outputs()
+    simulator.check_all_given_back()
+    assert not simulator.out_of_room
+
+
+def test_a_task_that_fills_its_room_exactly_is_not_cut_short() -> None:
+    pool = _C.PagePool(1, 64, 4, 16)
+    simulator = Simulator(pool, 0, None)
+    task = simulator.submit([1, 2, 3], generation_room(pool, 3))
+    simulator.run()
+    assert task.output_ids == expected_output([1, 2, 3], 14)  # 16 slots, the last id unwritten
+
+
+def test_a_lone_task_that_exhausts_the_pool_ends_instead_of_looping() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 16), 0, None)
+    task = simulator.submit([1, 2, 3], n_wanted=40)
+    simulator.run(max_steps=100)
+    assert simulator.out_of_room == [task]
+    assert task.output_ids == expected_output([1, 2, 3], 14)
+    simulator.check_all_given_back()
+
+
+def test_the_head_of_the_queue_is_not_overtaken() -> None:
+    simulator = Simulator(_C.PagePool(4, 64, 4, 32), 0, None)
+    first = simulator.submit([1] * 12, n_wanted=10)
+    simulator.step()
+    big = simulator.submit([2] * 24, n_wanted=2)
+    small = simulator.submit([3], n_wanted=1)
+    n_waited = 0
+    while not big.is_admitted:
+        simulator.step()
+        assert big.is_admitted or not small.is_admitted
+        n_waited += 1
+    assert n_waited > 1
+    simulator.run()
+    assert first.output_ids == expected_output([1] * 12, 10)
+    simulator.check_outputs()
+
+
+def test_running_tasks_decode_in_every_step_beside_a_long_prompt() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, prefill_chunk=4)
+    short = simulator.submit([1], n_wanted=12)
+    simulator.step()
+    simulator.submit([2] * 40, n_wanted=1)
+    for n_output in range(2, 12):
+        simulator.step()
+        assert len(short.output_ids) == n_output
+
+
+def test_the_youngest_task_is_preempted_and_continues_where_it_was() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 32), 0, None)
+    old = simulator.submit([1] * 8, n_wanted=14)
+    young = simulator.submit([2] * 8, n_wanted=14)
+    simulator.run()
+    assert (old.n_preemptions, young.n_preemptions > 0) == (0, True)
+    simulator.check_outputs()
+
+
+def test_a_finished_prompt_is_reused_under_its_namespace_only() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, None)
+    simulator.submit([5] * 13, n_wanted=2)
+    simulator.run()
+    same = simulator.submit([5] * 13, n_wanted=1)
+    other = simulator.submit([5] * 13, n_wanted=1, namespace="other")
+    simulator.run()
+    assert (same.n_cached, other.n_cached) == (12, 0)
+
+
+def test_a_completed_chunk_can_be_matched_before_its_prompt_is_done() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, prefill_chunk=8)
+    simulator.submit([5] * 30, n_wanted=1)
+    simulator.step()
+    follower = simulator.submit([5] * 30, n_wanted=1)
+    simulator.run()
+    assert follower.n_cached == 8
+    simulator.check_outputs()
+
+
+def test_untrusted_pages_do_not_enter_the_prefix_tree() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, None)
+    task = simulator.submit([5] * 9, n_wanted=9)
+    plan = simulator.state.plan()
+    simulator.state.complete(plan.groups[0], [0], ended={0})
+    simulator.state.finish(task, keep_pages=False)
+    simulator.state.cleanup()
+    assert simulator.pool.n_cached_pages == 0
+    simulator.check_all_given_back()
+
+
+def test_a_prompt_that_the_pool_refuses_leaves_the_others_alone() -> None:
+    state: SchedulingState[Task] = SchedulingState(_C.PagePool(2, 64, 4, 16), None)
+    hopeless, fine = Task("hopeless", [1] * 40), Task("fine", [1])
+    state.submit(hopeless)
+    state.submit(fine)
+    plan = state.plan()
+    assert [task for task, _ in plan.refused] == [hopeless]
+    assert [group.tasks for group in plan.groups] == [[fine]]
+
+
+def test_tasks_of_different_selections_run_in_separate_groups() -> None:
+    state: SchedulingState[Task] = SchedulingState(_C.PagePool(4, 64), None)
+    for i, selection in enumerate(["a", "b", "a"]):
+        state.submit(Task(f"t{i}", [1, 2], selection=selection))
+    groups = state.plan().groups
+    assert [(group.selection, len(group.tasks)) for group in groups] == [("a", 2), ("b", 1)]
+
+
+@pytest.mark.parametrize(("n_prompt", "room"), [(1, 16), (15, 2), (16, 1), (17, 0)])
+def test_room_is_what_the_pool_can_hold_and_one_unwritten_token(n_prompt: int, room: int) -> None:
+    assert generation_room(_C.PagePool(2, 64, 4, 16), n_prompt) == room
+
+
+@pytest.mark.parametrize(("n_prompt", "room"), [(1, 63), (63, 1), (64, 0)])
+def test_room_is_what_the_context_leaves(n_prompt: int, room: int) -> None:
+    assert generation_room(_C.PagePool(2, 64), n_prompt) == room
