@@ -39,7 +39,7 @@ class AstraiCache:
         key.hold = None
 
     def alloc(self, key: Key, matched: int) -> Int32Array:
-        """One page index for each whole page that is not cached; slot = page * page_size + offset."""
+        """A page index for each whole page that is not cached; slot = page * page_size + i."""
         n_pages = key.n_pages - matched // self.page_size
         pages = self.allocator.alloc_many(n_pages)
         if pages is None:

@@ -1,5 +1,5 @@
-"""`_C.PagePool` against plain Python under random requests: lists for rows, a dict for the tree, and
-a fake KV that remembers which prefix was written to which slot."""
+"""`_C.PagePool` against plain Python under random requests: lists for rows, a dict for the tree,
+and a fake KV that remembers which prefix was written to which slot."""
 
 from __future__ import annotations
 

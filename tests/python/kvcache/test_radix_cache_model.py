@@ -1,4 +1,4 @@
-"""`_C.RadixCache` against a plain dict under random operations, with and without hash collisions."""
+"""`_C.RadixCache` against a plain dict under random operations, with and without collisions."""
 
 from __future__ import annotations
 
