@@ -7,7 +7,7 @@ import torch
 from ragged import make_ragged
 
 from astrai.extension import TorchNativeBackend
-from astrai.extension.backend import step_plan
+from astrai.extension.backend import step_plan, torch_native
 from astrai.extension.backend.base import AttentionCall
 from reference import assert_close, reference_attention
 
@@ -27,13 +27,20 @@ RAGGED = {
 }
 
 
+@pytest.fixture(params=["kernel", "gather"])
+def decode_path(request, monkeypatch):
+    """Each way of attending decode rows: the compiled CPU kernel, and SDPA over a gather."""
+    if request.param == "gather":
+        monkeypatch.setattr(torch_native, "cpu_kernel_runs", lambda q: False)
+
+
 def run(batch, **kwargs):
     return BACKEND.forward(batch.q, batch.k, batch.v, batch.kv_cache, layer_id=1, **kwargs)
 
 
 @pytest.mark.parametrize("layout", ["scattered", "contiguous"])
 @pytest.mark.parametrize("case", RAGGED)
-def test_ragged_batches_match_the_reference(case, layout):
+def test_ragged_batches_match_the_reference(case, layout, decode_path):
     seq_lens, q_lens = RAGGED[case]
     batch = make_ragged(seq_lens, q_lens, layout=layout)
 
@@ -45,7 +52,7 @@ def test_ragged_batches_match_the_reference(case, layout):
 
 @pytest.mark.parametrize("head_dim", [16, 24, 32, 64, 96, 128])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
-def test_group_and_head_sizes_match_the_reference(group, head_dim):
+def test_group_and_head_sizes_match_the_reference(group, head_dim, decode_path):
     batch = make_ragged([12, 30, 20], [1, 30, 6], 2 * group, 2, head_dim)
 
     assert_close(run(batch), batch.expected, torch.float32)
@@ -62,7 +69,7 @@ def test_other_dtypes_match_the_reference(case, dtype):
     assert_close(out, batch.expected, dtype)
 
 
-def test_new_rows_are_written_to_their_slots_of_their_layer_only():
+def test_new_rows_are_written_to_their_slots_of_their_layer_only(decode_path):
     batch = make_ragged([5, 9], [1, 4])
     cache = batch.kv_cache
     k_before, v_before = cache.k_buffer.clone(), cache.v_buffer.clone()
@@ -77,7 +84,7 @@ def test_new_rows_are_written_to_their_slots_of_their_layer_only():
     assert torch.equal(cache.v_buffer.nan_to_num(nan=7.0), v_before.nan_to_num(nan=7.0))
 
 
-def test_nan_of_one_request_stays_in_it():
+def test_nan_of_one_request_stays_in_it(decode_path):
     batch = make_ragged([5, 30, 12, 40], [1, 1, 12, 3])
     poisoned = make_ragged([5, 30, 12, 40], [1, 1, 12, 3])
     poisoned.q[1] = float("nan")  # the second request's only row
@@ -89,7 +96,7 @@ def test_nan_of_one_request_stays_in_it():
     assert torch.equal(out[others], clean[others])
 
 
-def test_a_row_alone_equals_the_row_in_a_batch():
+def test_a_row_alone_equals_the_row_in_a_batch(decode_path):
     batch = make_ragged([33, 7, 64], [1, 1, 1])
     together = run(batch)
     cache = batch.kv_cache
@@ -149,10 +156,43 @@ def test_chunks_of_a_prompt_equal_the_whole_prompt(monkeypatch):
         assert_close(torch.cat(parts), out, torch.float32)
 
 
-def test_lengths_are_read_from_the_tensors_when_the_host_has_none():
+def test_lengths_are_read_from_the_tensors_when_the_host_has_none(decode_path):
     batch = make_ragged([12, 30, 20], [1, 30, 6], with_host_lens=False)
 
     assert_close(run(batch), batch.expected, torch.float32)
+
+
+def test_the_gather_is_built_once_per_step(monkeypatch):
+    batch = make_ragged([12, 30, 20], [1, 1, 1], dtype=torch.float64)
+    built = []
+    build = step_plan._build_gather
+    monkeypatch.setattr(step_plan, "_build_gather", lambda *x: built.append(1) or build(*x))
+
+    for layer_id in (0, 1, 0):
+        BACKEND.forward(batch.q, batch.k, batch.v, batch.kv_cache, layer_id)
+
+    assert built == [1]
+
+
+def test_decode_has_a_gradient_where_one_is_wanted():
+    batch = make_ragged([12, 30], [1, 1])
+    q = batch.q.clone().requires_grad_()
+
+    BACKEND.forward(q, batch.k, batch.v, batch.kv_cache, 1).sum().backward()
+
+    assert q.grad is not None and q.grad.abs().sum() > 0
+
+
+def test_rows_may_be_slices_of_a_fused_projection_or_transposed(decode_path):
+    batch = make_ragged([12, 30, 20], [1, 1, 6])
+    fused = torch.cat((batch.q, batch.k, batch.v), dim=1)
+    q, k, v = fused.split([4, 2, 2], dim=1)
+    transposed = q.transpose(1, 2).contiguous().transpose(1, 2)
+
+    for rows in (q, transposed):
+        again = make_ragged([12, 30, 20], [1, 1, 6])
+        out = BACKEND.forward(rows, k, v, again.kv_cache, 1)
+        assert_close(out, batch.expected, torch.float32)
 
 
 def test_the_plan_is_built_once_per_step(monkeypatch):
@@ -167,7 +207,7 @@ def test_the_plan_is_built_once_per_step(monkeypatch):
     assert built == [1]
 
 
-def test_sm_scale_replaces_the_default():
+def test_sm_scale_replaces_the_default(decode_path):
     batch = make_ragged([6, 20], [1, 20])
 
     out = run(batch, sm_scale=0.5)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from astrai import _C
 from astrai.extension import ops
 
-_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+_CUDA_DTYPES = (torch.bfloat16, torch.float16)
+_CPU_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
@@ -20,8 +22,8 @@ def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
     freqs_cis: float32 [total_q, n, 2] or [batch, seq_len, n, 2] of [cos, sin]; dimension batch may
     be 1. 2 * n <= head_dim: dimensions from 2 * n on pass through (partial rotary).
     Returns a new tensor of x's shape and dtype; the product is taken in float32 at least.
-    On CUDA, in bfloat16 or float16 and with gradients off, the compiled kernel runs if it is
-    there; otherwise a complex product, which supports autograd.
+    With gradients off a compiled kernel runs where there is one: on CUDA for bfloat16 and float16,
+    on the CPU for packed bfloat16 and float32. Otherwise a complex product, which has autograd.
     Raises ValueError when the shapes do not fit.
     """
     rotary_dim = 2 * freqs_cis.shape[-2]
@@ -33,15 +35,36 @@ def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
     if rotary_dim < x.shape[-1]:
         rotated = apply_rotary_emb(x[..., :rotary_dim], freqs_cis)
         return torch.cat((rotated, x[..., rotary_dim:]), dim=-1)
-    if _kernel_runs(x):
-        return ops.rotary_emb(x, freqs_cis)
+    if not torch.is_grad_enabled():
+        if _cuda_kernel_runs(x):
+            return ops.rotary_emb(x, freqs_cis.expand(*x.shape[:-2], -1, -1))
+        if _cpu_kernel_runs(x, freqs_cis):
+            out = x.new_empty(x.shape)
+            _C.cpu_rotary_emb(x, freqs_cis, out)
+            return out
     return _complex_product(x, freqs_cis)
 
 
-def _kernel_runs(x: Tensor) -> bool:
-    if x.device.type != "cuda" or x.dtype not in _KERNEL_DTYPES or torch.is_grad_enabled():
-        return False
-    return ops.is_available("rotary_emb", x.dtype, x.shape[-1])
+def _cuda_kernel_runs(x: Tensor) -> bool:
+    return (
+        x.device.type == "cuda"
+        and x.dtype in _CUDA_DTYPES
+        and x.stride(-1) == 1
+        and ops.is_available("rotary_emb", x.dtype, x.shape[-1])
+    )
+
+
+def _cpu_kernel_runs(x: Tensor, freqs_cis: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype in _CPU_DTYPES
+        and x.dim() == 3
+        and x.stride(2) == 1
+        and x.stride(1) == x.shape[2]
+        and freqs_cis.dtype == torch.float32
+        and freqs_cis.is_contiguous()
+        and len(freqs_cis) == len(x)
+    )
 
 
 def _complex_product(x: Tensor, freqs_cis: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """What TorchNativeBackend derives once per step from the index arrays and reuses in every layer.
 
-A ragged batch splits in two. Decode rows (one new token) are attended together: their slots form
-one padded matrix. Prefill rows (more than one) are few and long, so each is attended alone, in
-tiles of query rows that see no more keys than their last row may.
+A ragged batch splits in two. Decode rows (one new token) are attended together: by the compiled CPU
+kernel, which reads the table, or over a `Gather` of their slots as one padded matrix. Prefill rows
+(more than one) are few and long, so each is attended alone, in tiles of query rows that see no more
+keys than their last row may.
 
 A padding position repeats the first slot of its own request and is masked. So no slot that the
 request does not own is ever read, and garbage or NaN elsewhere in the pool cannot reach a result.
@@ -11,6 +12,7 @@ request does not own is ever read, and garbage or NaN elsewhere in the pool cann
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +32,23 @@ TILE_ROWS = 512
 class DecodePlan:
     """All requests with one new token."""
 
-    rows: Tensor | slice  # packed rows of q; a slice when the whole step is decode
-    slots: Tensor | slice  # int64 [n * max_len], padded, or the one request's contiguous run
+    rows: Tensor | None  # int64 [n] packed rows of q; None when the whole step is decode
+    req_pool_indices: Tensor  # int32 [n] row of req_to_token
+    kv_indptr: Tensor  # int32 [n + 1] prefix sum of seq_lens
+    seq_lens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Where the keys and values of the decode rows lie, as one padded matrix."""
+
     n: int
     max_len: int
-    mask: Tensor | None  # [n, 1, 1, max_len] 0 or -inf in q's dtype; None when lengths are equal
-    # [n * max_len, n_kv_heads * head_dim] gather targets shared by all layers; None for a run.
+    slots: Tensor | slice  # int64 [n * max_len], or the one request's contiguous run
+    mask: (
+        Tensor | None
+    )  # [n, 1, 1, max_len] 0 or -inf in the pool's dtype; None if nothing is padded
+    # [n * max_len, n_kv_heads * head_dim] targets shared by all layers; None for a run.
     k_rows: Tensor | None
     v_rows: Tensor | None
 
@@ -72,6 +85,15 @@ def step_plan(kv_cache: KVCache) -> StepPlan:
     return plan
 
 
+def decode_gather(kv_cache: KVCache, decode: DecodePlan) -> Gather:
+    """The gather of the step's decode rows, built at the first layer that asks for it."""
+    gather = kv_cache.scratch.get("torch_native_gather")
+    if gather is None:
+        gather = _build_gather(kv_cache, decode)
+        kv_cache.scratch["torch_native_gather"] = gather
+    return gather
+
+
 def causal_mask(n_rows: int, kv_len: int, like: Tensor) -> Tensor:
     """[n_rows, kv_len] of 0 and -inf in like's dtype: row i sees keys 0..kv_len - n_rows + i."""
     mask = torch.full((n_rows, kv_len), float("-inf"), dtype=like.dtype, device=like.device)
@@ -81,64 +103,54 @@ def causal_mask(n_rows: int, kv_len: int, like: Tensor) -> Tensor:
 def _build(kv_cache: KVCache) -> StepPlan:
     seq_lens, q_lens = host_lens(kv_cache)
     decode = [i for i, q_len in enumerate(q_lens) if q_len == 1]
-    starts = _prefix_sum(q_lens)
+    first_rows = [0, *accumulate(q_lens)]
     prefill = tuple(
-        _prefill_plan(kv_cache, i, starts[i], seq_lens[i], q_len)
+        _prefill_plan(kv_cache, i, first_rows[i], seq_lens[i], q_len)
         for i, q_len in enumerate(q_lens)
         if q_len > 1
     )
     if not decode:
         return StepPlan(None, prefill)
-    rows: Tensor | slice = slice(None)
-    if prefill:
-        rows = torch.tensor([starts[i] for i in decode], device=kv_cache.k_buffer.device)
-    return StepPlan(_decode_plan(kv_cache, decode, rows, [seq_lens[i] for i in decode]), prefill)
+    if not prefill:
+        whole = DecodePlan(None, kv_cache.req_pool_indices, kv_cache.kv_indptr, seq_lens)
+        return StepPlan(whole, prefill)
+    device = kv_cache.k_buffer.device
+    decode_lens = tuple(seq_lens[i] for i in decode)
+    part = DecodePlan(
+        torch.tensor([first_rows[i] for i in decode], device=device),
+        kv_cache.req_pool_indices[torch.tensor(decode, device=device)],
+        torch.tensor([0, *accumulate(decode_lens)], dtype=torch.int32, device=device),
+        decode_lens,
+    )
+    return StepPlan(part, prefill)
 
 
-def _prefix_sum(lens: tuple[int, ...]) -> list[int]:
-    sums = [0]
-    for n in lens:
-        sums.append(sums[-1] + n)
-    return sums
-
-
-def _decode_plan(
-    kv_cache: KVCache, requests: list[int], rows: Tensor | slice, seq_lens: list[int]
-) -> DecodePlan:
-    n, max_len = len(requests), max(seq_lens)
+def _build_gather(kv_cache: KVCache, decode: DecodePlan) -> Gather:
+    n, max_len, min_len = len(decode.seq_lens), max(decode.seq_lens), min(decode.seq_lens)
+    mask: Tensor | None = None
     if n == 1:
-        slots = _request_slots(kv_cache, requests[0], max_len)
-        if isinstance(slots, slice):
-            return DecodePlan(rows, slots, 1, max_len, None, None, None)
-        padded, mask = slots, None
+        own = _request_slots(kv_cache, decode.req_pool_indices[0], max_len)
+        if isinstance(own, slice):
+            return Gather(n, max_len, own, None, None, None)
+        slots = own
     else:
-        padded, mask = _padded_slots(kv_cache, requests, max_len, min(seq_lens))
+        table = kv_cache.req_to_token[:, :max_len].index_select(0, decode.req_pool_indices)
+        if min_len < max_len:
+            position = torch.arange(max_len, device=table.device)
+            is_own = position < decode.kv_indptr.diff().unsqueeze(1)
+            table = torch.where(is_own, table, table[:, :1])
+            zeros = kv_cache.k_buffer.new_zeros(n, 1, 1, max_len)
+            mask = zeros.masked_fill_(~is_own[:, None, None], float("-inf"))
+        slots = table.to(torch.int64).flatten()
     n_values = kv_cache.k_buffer.shape[2] * kv_cache.k_buffer.shape[3]
     k_rows = kv_cache.k_buffer.new_empty(n * max_len, n_values)
-    return DecodePlan(rows, padded, n, max_len, mask, k_rows, torch.empty_like(k_rows))
-
-
-def _padded_slots(
-    kv_cache: KVCache, requests: list[int], max_len: int, min_len: int
-) -> tuple[Tensor, Tensor | None]:
-    """([n * max_len] slots, mask) of several requests."""
-    seq_lens, table_rows = kv_cache.seq_lens, kv_cache.req_pool_indices
-    if len(requests) < len(table_rows):
-        subset = torch.tensor(requests, device=seq_lens.device)
-        seq_lens, table_rows = seq_lens[subset], table_rows[subset]
-    slots = kv_cache.req_to_token[:, :max_len].index_select(0, table_rows)
-    if min_len == max_len:
-        return slots.to(torch.int64).flatten(), None
-    is_own = torch.arange(max_len, device=seq_lens.device) < seq_lens.unsqueeze(1)
-    slots = torch.where(is_own, slots, slots[:, :1]).to(torch.int64)
-    mask = kv_cache.k_buffer.new_zeros(is_own.shape).masked_fill_(~is_own, float("-inf"))
-    return slots.flatten(), mask[:, None, None]
+    return Gather(n, max_len, slots, mask, k_rows, torch.empty_like(k_rows))
 
 
 def _prefill_plan(
     kv_cache: KVCache, request: int, first_row: int, seq_len: int, q_len: int
 ) -> PrefillPlan:
-    slots = _request_slots(kv_cache, request, seq_len)
+    slots = _request_slots(kv_cache, kv_cache.req_pool_indices[request], seq_len)
     if q_len == seq_len:  # nothing cached: the kernels' own causal order fits
         tile = PrefillTile(slice(first_row, first_row + q_len), seq_len, None)
         return PrefillPlan(slots, (tile,))
@@ -151,12 +163,12 @@ def _prefill_plan(
     return PrefillPlan(slots, tuple(tiles))
 
 
-def _request_slots(kv_cache: KVCache, request: int, seq_len: int) -> Tensor | slice:
+def _request_slots(kv_cache: KVCache, table_row: Tensor, seq_len: int) -> Tensor | slice:
     """Slots of one request: a slice when they are one contiguous run, else int64 [seq_len].
 
     A run is only looked for on the CPU: elsewhere reading the table would synchronise.
     """
-    slots = kv_cache.req_to_token[kv_cache.req_pool_indices[request], :seq_len]
+    slots = kv_cache.req_to_token[table_row, :seq_len]
     if slots.device.type == "cpu":
         first = int(slots[0])
         if int(slots[-1]) - first == seq_len - 1 and bool((slots.diff() == 1).all()):

@@ -1,8 +1,7 @@
 """TorchNativeBackend: scaled_dot_product_attention over slots gathered from the pool.
 
-Runs everywhere and takes every dtype and head size, so it is the last fallback. Grouped queries
-never copy keys or values: in decode the query heads of a group stand in for query positions, in
-prefill a KV head is expanded over its group with stride 0.
+Runs everywhere and takes every dtype and head size, so it is the last fallback. Decode rows of
+common dtypes go to a compiled kernel on the CPU. Grouped queries never copy keys or values.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
 from .cache_io import write_kv
+from .decode import cpu_kernel_runs, gather_decode, kernel_decode
 from .key_mask import masked_packed_attention
-from .step_plan import DecodePlan, PrefillPlan, causal_mask, step_plan
+from .step_plan import PrefillPlan, StepPlan, causal_mask, step_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,20 +50,16 @@ class TorchNativeBackend(AttentionBackend):
     ) -> Tensor:
         if kv_cache is None:
             return _dense(q, k, v, attn_mask, is_causal, sm_scale)
-        write_kv(kv_cache, layer_id, k, v)
         if attn_mask is not None:
+            write_kv(kv_cache, layer_id, k, v)
             return masked_packed_attention(q, kv_cache, layer_id, attn_mask, sm_scale)
         plan = step_plan(kv_cache)
-        k_layer, v_layer = kv_cache.k_buffer[layer_id], kv_cache.v_buffer[layer_id]
-        if not plan.prefill and plan.decode is not None:
-            return _decode(plan.decode, q, k_layer, v_layer, sm_scale)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        if plan.decode is not None:
-            rows = plan.decode.rows
-            out[rows] = _decode(plan.decode, q[rows], k_layer, v_layer, sm_scale)
-        for request in plan.prefill:
-            _prefill(request, q, k_layer, v_layer, out, sm_scale)
-        return out
+        if plan.decode is not None and plan.decode.rows is None and cpu_kernel_runs(q):
+            return kernel_decode(plan.decode, q, kv_cache, layer_id, sm_scale, k, v)
+        write_kv(kv_cache, layer_id, k, v)
+        if plan.decode is not None and plan.decode.rows is None:
+            return gather_decode(plan.decode, q, kv_cache, layer_id, sm_scale)
+        return _ragged(plan, q, kv_cache, layer_id, sm_scale)
 
     def fwd_decode(
         self,
@@ -112,50 +108,41 @@ def _dense(
     return out.transpose(1, 2)
 
 
-def _decode(
-    plan: DecodePlan, q: Tensor, k_layer: Tensor, v_layer: Tensor, sm_scale: float | None
+def _ragged(
+    plan: StepPlan, q: Tensor, kv_cache: KVCache, layer_id: int, sm_scale: float | None
 ) -> Tensor:
-    """q [n, n_heads, head_dim]; k_layer and v_layer [size, n_kv_heads, head_dim]."""
-    n_heads, head_dim = q.shape[1:]
-    n_kv_heads = k_layer.shape[1]
-    if isinstance(plan.slots, slice):
-        k, v = k_layer[plan.slots], v_layer[plan.slots]
-    else:
-        k = torch.index_select(k_layer.flatten(1), 0, plan.slots, out=plan.k_rows)
-        v = torch.index_select(v_layer.flatten(1), 0, plan.slots, out=plan.v_rows)
-    kv_shape = (plan.n, plan.max_len, n_kv_heads, head_dim)
-    out = scaled_dot_product_attention(
-        q.reshape(plan.n, n_kv_heads, n_heads // n_kv_heads, head_dim),
-        k.view(kv_shape).transpose(1, 2),
-        v.view(kv_shape).transpose(1, 2),
-        attn_mask=plan.mask,
-        scale=sm_scale,
-    )
-    return out.reshape(plan.n, n_heads, head_dim)
+    """A step with prefill rows, and perhaps decode rows. The new keys and values are written."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if plan.decode is not None and plan.decode.rows is not None:
+        attend = kernel_decode if cpu_kernel_runs(q) else gather_decode
+        rows = plan.decode.rows
+        out[rows] = attend(plan.decode, q[rows], kv_cache, layer_id, sm_scale)
+    for request in plan.prefill:
+        _prefill(request, q, kv_cache, layer_id, out, sm_scale)
+    return out
 
 
 def _prefill(
-    plan: PrefillPlan,
+    request: PrefillPlan,
     q: Tensor,
-    k_layer: Tensor,
-    v_layer: Tensor,
+    kv_cache: KVCache,
+    layer_id: int,
     out: Tensor,
     sm_scale: float | None,
 ) -> None:
     """Write the attention of one request's new tokens to its packed rows of out."""
-    k, v = k_layer[plan.slots], v_layer[plan.slots]  # [seq_len, n_kv_heads, head_dim]
-    for tile in plan.tiles:
-        result = _grouped(q[tile.rows], k[: tile.kv_len], v[: tile.kv_len], tile.mask, sm_scale)
-        out[tile.rows] = result
+    k = kv_cache.k_buffer[layer_id][request.slots]  # [seq_len, n_kv_heads, head_dim]
+    v = kv_cache.v_buffer[layer_id][request.slots]
+    for tile in request.tiles:
+        tile_k, tile_v = k[: tile.kv_len], v[: tile.kv_len]
+        out[tile.rows] = _causal(q[tile.rows], tile_k, tile_v, tile.mask, sm_scale)
 
 
-def _grouped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sm_scale: float | None
-) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sm_scale: float | None) -> Tensor:
     """One request: q [rows, n_heads, head_dim], k and v [kv_len, n_kv_heads, head_dim].
 
-    The KV heads take SDPA's batch dimension, the group its head dimension. Without a mask row i
-    sees keys 0..i.
+    Without a mask row i sees keys 0..i. The KV heads take SDPA's batch dimension and are expanded
+    over their group with stride 0.
     """
     n_heads, n_kv_heads = q.shape[1], k.shape[1]
     group = n_heads // n_kv_heads
