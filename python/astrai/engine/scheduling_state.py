@@ -53,6 +53,7 @@ class HostPool(Protocol):
     def n_free_rows(self) -> int: ...
     @property
     def max_seq_len(self) -> int: ...
+    def fits(self, n_tokens: int) -> bool: ...
     def admit(self, token_ids: list[int], namespace: str = "") -> Admission | None: ...
     def extend_batch(self, req_indices: list[int], new_lens: list[int]) -> int: ...
     def append_batch(self, req_indices: list[int], token_ids: list[int]) -> None: ...
@@ -163,8 +164,14 @@ class SchedulingState(Generic[T]):
                 refused.append((task, str(error)))
                 continue
             if admission is None:
-                self._has_new_room = False
-                break
+                if self.running:
+                    self._has_new_room = False
+                    break
+                # Nobody is left whose end would make room.
+                self.waiting.popleft()
+                task.status = TaskStatus.FINISHED
+                refused.append((task, "the KV pool has no room for this prompt"))
+                continue
             if not self._leaves_headroom():
                 self._pool.release(admission.req_idx)
                 self._has_new_room = False
@@ -221,14 +228,20 @@ class SchedulingState(Generic[T]):
             )
             if n_extended == len(decoding):
                 break
-            if len(self.running) == 1:
+            youngest = self.running[-1]
+            if len(self.running) == 1 and not self._is_worth_preempting(youngest):
                 # Nobody is left to make room: what has been generated is all there can be.
-                out_of_room.append(self.running[0])
-                self.finish(self.running[0])
+                out_of_room.append(youngest)
+                self.finish(youngest)
                 return [], out_of_room
-            self._preempt(self.running[-1])
+            self._preempt(youngest)
             decoding = [task for task in decoding if task.req_idx >= 0]
         return decoding, out_of_room
+
+    def _is_worth_preempting(self, task: T) -> bool:
+        """May a task that runs alone find room by coming back? It may when it holds a private
+        copy of a page of the tree, which it then does without."""
+        return task.n_written > task.n_prefill and self._pool.fits(task.n_written + 1)
 
     def _preempt(self, task: T) -> None:
         """Send the youngest running task back to the head of the queue, to be recomputed later.

@@ -21,7 +21,7 @@ from astrai.engine import (
 from astrai.engine.request import merge_events
 from astrai.sampling import SamplingParams, TokenLogprob
 
-PROMPTS = [[i, i + 1, 7, 7, 7, i] * (1 + i % 4) for i in range(12)]
+PROMPTS = [[i, i + 1, 7, 7, 7, i] * (1 + i % 4) for i in range(10)]
 
 
 def greedy(max_tokens: int, **options: object) -> SamplingParams:
@@ -46,14 +46,14 @@ POOLS = {
     "contiguous": {},
     "paged": {"kv_mode": "paged", "page_size": 4, "kv_tokens": 1024},
     "page_of_one": {"kv_mode": "paged", "page_size": 1, "kv_tokens": 300},
-    "tight": {"kv_mode": "paged", "page_size": 4, "kv_tokens": 120},
+    "tight": {"kv_mode": "paged", "page_size": 4, "kv_tokens": 100},
 }
 PARAMS = [
-    greedy(40),
-    SamplingParams(seed=3, max_tokens=40, ignore_eos=True, logprobs=2),
+    greedy(24),
+    SamplingParams(seed=3, max_tokens=24, ignore_eos=True, logprobs=2),
     SamplingParams(
         temperature=0,
-        max_tokens=40,
+        max_tokens=24,
         ignore_eos=True,
         frequency_penalty=0.9,
         presence_penalty=0.4,
@@ -73,7 +73,7 @@ def expected() -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("prefill_chunk", [3, 512, None])
+@pytest.mark.parametrize("prefill_chunk", [3, None])
 @pytest.mark.parametrize("case", range(len(PARAMS)))
 def test_tokens_do_not_depend_on_company_chunks_pool_or_preemption(
     expected: list[list[list[int]]], pool: str, prefill_chunk: int | None, case: int
@@ -83,7 +83,7 @@ def test_tokens_do_not_depend_on_company_chunks_pool_or_preemption(
             token_ids, last = run_all(engine, requests_of(PARAMS[case]))
             assert token_ids == expected[case]
             assert {event.finish_reason for event in last} == {"length"}
-            assert [event.n_output for event in last] == [40] * len(PROMPTS)
+            assert [event.n_output for event in last] == [24] * len(PROMPTS)
         stats = engine.get_stats()
     if pool == "tight":
         assert stats["preemptions"] > 0  # type: ignore[operator]
