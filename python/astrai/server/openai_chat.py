@@ -41,8 +41,6 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request
-        if request.user is not None:
-            log.debug("user %.64r", request.user)
         _refuse_structured_output(request)
         tools = _template_tools(request, engine)
         try:
@@ -60,8 +58,11 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             logprobs=wanted,
         )
         stops = stop_strings(request.stop, engine, "stop")
+        response_id = new_id("chatcmpl-")
+        if request.user is not None:
+            log.info("%s is for user %r", response_id, request.user[:64])
         ctx = ResponseContext(
-            new_id("chatcmpl-"),
+            response_id,
             now(),
             request.model,
             request.stream,

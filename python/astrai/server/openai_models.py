@@ -34,7 +34,7 @@ class ContentPart(RequestModel):
 
     @model_validator(mode="after")
     def _text_has_text(self) -> ContentPart:
-        if self.type in ("text", "refusal") and self.type == "text" and self.text is None:
+        if self.type == "text" and self.text is None:
             raise ValueError("A text part should have a text")
         return self
 

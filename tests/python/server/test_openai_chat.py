@@ -169,6 +169,32 @@ def test_tools_reach_the_template_unless_the_choice_is_none(live: Live) -> None:
     assert "TOOLS" not in prompt_of(live, HELLO, tools=[TOOL], tool_choice="none")
 
 
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"response_format": {"type": "text"}},
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"tools": [TOOL], "parallel_tool_calls": False},
+        {"user": "u-1"},
+        {"logprobs": True, "top_logprobs": 0},
+        {"stream_options": {"include_usage": True}},
+        {"seed": 2**64 - 1},
+        {"stop": []},
+    ],
+    ids=str,
+)
+def test_harmless_values_are_accepted(live: Live, harmless: dict[str, Any]) -> None:
+    assert ask(live, **harmless)["choices"][0]["message"]["content"] == "Once"
+
+
+def test_small_prefix_hits_do_not_show_in_usage(live: Live) -> None:
+    for n_cached, told in ((16, 0), (63, 0), (64, 64)):
+        live.script.n_cached = n_cached
+        usage = ask(live)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == told
+
+
 def _deep(levels: int) -> dict[str, Any]:
     value: dict[str, Any] = {}
     for _ in range(levels):
