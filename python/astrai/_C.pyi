@@ -10,19 +10,20 @@ from typing import Final, Literal, TypedDict, final, overload
 import torch
 from _typeshed import structseq
 from torch import Tensor
-from typing_extensions import Buffer
+from typing_extensions import Buffer, Never
 
 __version__: str
 
 class Error(RuntimeError): ...
 class KernelUnavailableError(RuntimeError): ...
+class _Pybind11Type(type): ...  # the metaclass of bound classes
 
-# A list of integers, or a one-dimensional int32/int64 buffer (numpy array, array.array, memoryview).
+# A list of integers, or a one-dimensional int32 or int64 buffer (numpy, array, memoryview).
 _Ints = Sequence[int] | Buffer
 
 # ---- token_table.h, token_text.h
 @final
-class TokenTable:
+class TokenTable(metaclass=_Pybind11Type):
     """The bytes of every token id."""
 
     @overload
@@ -55,7 +56,7 @@ class TextEvent(
     def stop_token(self) -> int | None: ...
 
 @final
-class TextStreams:
+class TextStreams(metaclass=_Pybind11Type):
     """The texts of all running requests."""
 
     def __init__(self, table: TokenTable) -> None: ...
@@ -84,10 +85,9 @@ class Int32Array(Buffer):
     def __init__(self, values: _Ints) -> None: ...
     def __len__(self) -> int: ...
     def tolist(self) -> list[int]: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
-class Allocator:
+class Allocator(metaclass=_Pybind11Type):
     """Pages of a pool: free, held with a ref count, or cached."""
 
     def __init__(self, n_pages: int) -> None: ...
@@ -126,7 +126,6 @@ class ReqToTokenPool(Buffer):
     def n_free(self) -> int: ...
     @property
     def req_to_token(self) -> memoryview: ...  # [size, max_context_len] int32, no copy
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # ---- radix_cache.h
 _MissReason = Literal[
@@ -150,9 +149,10 @@ class _RadixPage(TypedDict):
 def page_hash(token_ids: _Ints, page_idx: int, page_size: int, parent: int = 0) -> int: ...
 
 @final
-class RadixHold:
+class RadixHold(metaclass=_Pybind11Type):
     """A prefix held in a RadixCache until release()."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # made by C++ only
     @property
     def n_pages(self) -> int: ...
     @property
@@ -163,7 +163,7 @@ class RadixHold:
     def miss_position(self) -> int: ...
 
 @final
-class RadixCache:
+class RadixCache(metaclass=_Pybind11Type):
     """Exact, page-aligned prefix matching over token ids."""
 
     def __init__(self, page_size: int, hash_bits: int = 64) -> None: ...
@@ -197,9 +197,10 @@ class RadixCache:
 
 # ---- page_pool.h
 @final
-class Admission:
+class Admission(metaclass=_Pybind11Type):
     """A row for a prompt, and how much of it was cached."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # made by C++ only
     @property
     def req_idx(self) -> int: ...
     @property
@@ -210,9 +211,10 @@ class Admission:
     def miss_position(self) -> int: ...
 
 @final
-class DirtySpan:
+class DirtySpan(metaclass=_Pybind11Type):
     """Positions of a table row written since take_dirty()."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # made by C++ only
     @property
     def req_idx(self) -> int: ...
     @property
@@ -274,13 +276,13 @@ class PagePool(Buffer):
     def check_integrity(self) -> None: ...
     @property
     def table(self) -> memoryview: ...  # [max_batch_size, max_seq_len] int32, no copy
-    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # ---- batch_plan.h
 @final
-class Layout:
+class Layout(metaclass=_Pybind11Type):
     """Where the sections of one step's plan lie in its staging buffer, in int32 elements."""
 
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # made by C++ only
     @property
     def sections(self) -> dict[str, tuple[int, int]]: ...  # name -> (offset, length)
     @property
@@ -303,7 +305,7 @@ class Layout:
     ) -> list[tuple[int, int, int]]: ...  # (req_idx, begin, end) of table entries
 
 @final
-class BatchPlan:
+class BatchPlan(metaclass=_Pybind11Type):
     """Writes every index array of a step into one staging buffer."""
 
     def __init__(
@@ -325,7 +327,7 @@ class BatchPlan:
 # ---- tensors: a torch tensor, or for CPU operations an array with a buffer (tensor_view.h)
 _Tensor = Tensor | Buffer
 
-# ---- ops.h: what was built, and the GPU operations; stream None is the current one of the first tensor
+# ---- ops.h: what was built, and the GPU operations; stream None: the first tensor's current one
 BUILT_WITH_CUDA: bool
 CUDA_REASON: str  # why kernels were or were not compiled
 
