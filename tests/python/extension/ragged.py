@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,3 +104,24 @@ def make_ragged(
         q_lens_cpu=tuple(q_lens) if with_host_lens else None,
     )
     return RaggedBatch(q, new_rows(all_k), new_rows(all_v), kv_cache, expected, all_k, all_v)
+
+
+def on_device(batch: RaggedBatch, device: str) -> RaggedBatch:
+    """The same batch with all its tensors, except the expected ones, on another device."""
+    fields = {
+        field.name: getattr(batch.kv_cache, field.name)
+        for field in dataclasses.fields(batch.kv_cache)
+    }
+    moved = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in fields.items()
+    }
+    return RaggedBatch(
+        batch.q.to(device),
+        batch.k.to(device),
+        batch.v.to(device),
+        KVCache(**moved),
+        batch.expected,
+        batch.all_k,
+        batch.all_v,
+    )
