@@ -17,6 +17,7 @@ from astrai.models.config import ModelConfig
 from astrai.models.layers import add_rms_norm, rms_norm, silu_mul
 from astrai.models.linear import Linear
 from astrai.models.rotary import RotaryEmbedding
+from astrai.models.workspace import Workspace
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
@@ -102,24 +103,28 @@ class CausalLM:
         fwd: "decode" promises one row per request, "prefill" takes any ragged batch.
         logits_indices: [n] rows that need logits, None for all of them. Returns [n, vocab_size].
         """
-        x = torch.nn.functional.embedding(input_ids, self.embedding)
+        residual = torch.nn.functional.embedding(input_ids, self.embedding)
         freqs_cis = self.rotary(position_ids)
         eps = self.config.rms_norm_eps
+        space = Workspace.of(self.config, residual)
         last_layer_id = len(self.layers) - 1
-        residual = x
-        normed = rms_norm(x, self.layers[0].input_norm, eps)
+        normed = rms_norm(residual, self.layers[0].input_norm, eps)
         for layer_id, layer in enumerate(self.layers):
-            attended = self._attend(layer, layer_id, normed, freqs_cis, kv_cache, fwd)
+            qkv = layer.qkv(normed, space.qkv)
+            attended = self._attend(layer, layer_id, qkv, freqs_cis, kv_cache, fwd)
             if layer_id == last_layer_id and logits_indices is not None and fwd != "decode":
                 # What follows works row by row, so rows without logits stop here.
                 attended = attended.index_select(0, logits_indices)
                 residual = residual.index_select(0, logits_indices)
+                space = Workspace.of(self.config, residual)
                 logits_indices = None
-            normed = add_rms_norm(layer.o(attended), residual, layer.post_attention_norm, eps)
-            hidden = layer.down(silu_mul(layer.gate_up(normed)))
+            hidden = layer.o(attended, space.hidden)
+            normed = add_rms_norm(hidden, residual, layer.post_attention_norm, eps, space.normed)
+            gated = silu_mul(layer.gate_up(normed, space.gate_up), space.gated)
+            hidden = layer.down(gated, space.hidden)
             is_last = layer_id == last_layer_id
             next_norm = self.final_norm if is_last else self.layers[layer_id + 1].input_norm
-            normed = add_rms_norm(hidden, residual, next_norm, eps)
+            normed = add_rms_norm(hidden, residual, next_norm, eps, space.normed)
         if logits_indices is not None and logits_indices.shape[0] != normed.shape[0]:
             normed = normed.index_select(0, logits_indices)
         return self.lm_head(normed)
@@ -130,15 +135,15 @@ class CausalLM:
         self,
         layer: DecoderLayer,
         layer_id: int,
-        normed: torch.Tensor,
+        qkv: torch.Tensor,
         freqs_cis: torch.Tensor,
         kv_cache: KVCache | None,
         fwd: str,
     ) -> torch.Tensor:
         """Attention of one layer before its output projection: [total_q, n_heads * head_dim]."""
         config = self.config
-        n_rows, n_heads, n_kv_heads = normed.shape[0], config.n_heads, config.n_kv_heads
-        qkv = layer.qkv(normed).view(n_rows, n_heads + 2 * n_kv_heads, config.head_dim)
+        n_rows, n_heads, n_kv_heads = qkv.shape[0], config.n_heads, config.n_kv_heads
+        qkv = qkv.view(n_rows, n_heads + 2 * n_kv_heads, config.head_dim)
         v = qkv[:, n_heads + n_kv_heads :]
         if layer.q_norm is None or layer.k_norm is None:
             # q and k turn by the same table: one rotation for both.

@@ -25,23 +25,31 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Adds x to residual in place and returns rms_norm of the sum. Both: [n_rows, n]."""
-    if not _has_cpu_pass(x):
-        residual.add_(x)
-        return F.rms_norm(residual, weight.shape, weight, eps)
-    out = torch.empty_like(x)
+    """Adds x to residual in place and returns rms_norm of the sum. Both: [n_rows, n]. out: where
+    the compiled pass writes, see `Workspace`."""
+    if out is None:
+        if not _has_cpu_pass(x):
+            residual.add_(x)
+            return F.rms_norm(residual, weight.shape, weight, eps)
+        out = torch.empty_like(x)
     _C.cpu_rms_norm(x, weight, out, eps, residual)
     return out
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up. gate_up: [n_rows, 2 n], gate first. Returns [n_rows, n]."""
+def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) * up. gate_up: [n_rows, 2 n], gate first. out: where the compiled pass writes,
+    see `Workspace`. Returns [n_rows, n]."""
     n = gate_up.shape[1] // 2
-    if not _has_cpu_pass(gate_up):
-        return F.silu(gate_up[:, :n]).mul_(gate_up[:, n:])
-    out = gate_up.new_empty((gate_up.shape[0], n))
+    if out is None:
+        if not _has_cpu_pass(gate_up):
+            return F.silu(gate_up[:, :n]).mul_(gate_up[:, n:])
+        out = gate_up.new_empty((gate_up.shape[0], n))
     _C.cpu_silu_mul(gate_up, out)
     return out
 

@@ -12,20 +12,31 @@ import torch.nn.functional as F
 
 from astrai import _C
 
-__all__ = ["CPU_DTYPES", "Linear", "linear"]
+__all__ = ["CPU_DTYPES", "Linear", "has_cpu_product", "linear"]
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)  # of the compiled CPU operations
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias. x: [n_rows, n_in]; weight: [n_out, n_in]; both of one dtype. Returns
-    [n_rows, n_out] in that dtype."""
-    few_rows = x.shape[0] <= _C.CPU_LINEAR_MAX_ROWS
-    if few_rows and x.device.type == "cpu" and x.dtype in CPU_DTYPES:
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x @ weight.T + bias. x: [n_rows, n_in]; weight: [n_out, n_in]; both of one dtype. out:
+    [n_rows, n_out] to overwrite, only where `has_cpu_product` holds. Returns [n_rows, n_out]."""
+    if out is None:
+        if not has_cpu_product(x):
+            return F.linear(x, weight, bias)
         out = x.new_empty((x.shape[0], weight.shape[0]))
-        _C.cpu_linear(x, weight, out, bias)
-        return out
-    return F.linear(x, weight, bias)
+    _C.cpu_linear(x, weight, out, bias)
+    return out
+
+
+def has_cpu_product(x: torch.Tensor) -> bool:
+    """Do the compiled products take these rows? They are for few rows; torch's are for many."""
+    is_few = x.shape[0] <= _C.CPU_LINEAR_MAX_ROWS
+    return is_few and x.device.type == "cpu" and x.dtype in CPU_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +46,5 @@ class Linear:
     weight: torch.Tensor  # [n_out, n_in]
     bias: torch.Tensor | None = None  # [n_out]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return linear(x, self.weight, self.bias, out)

@@ -17,7 +17,8 @@ __all__ = ["SafetensorsSource", "read_json_object"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_DTYPES = {"F64", "F32", "F16", "BF16"}
+# Mapped pages count as this process's memory until the map goes, so it goes now and then.
+_MAPPED_BYTES = 64 << 20
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -44,6 +45,7 @@ class SafetensorsSource:
         self._folder = folder
         self._file_of: dict[str, Path] = {}
         self._open: tuple[Path, Any] | None = None
+        self._mapped_bytes = 0  # read through the open file so far
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._bytes: dict[str, int] = {}
         index = folder / _INDEX
@@ -81,9 +83,12 @@ class SafetensorsSource:
             out.copy_(tensor)
         else:
             out.index_copy_(0, row_index, tensor.to(out.device, out.dtype))
+        self._mapped_bytes += self._bytes[name]
+        if self._mapped_bytes >= _MAPPED_BYTES:
+            self._open, self._mapped_bytes = None, 0
 
     def _handle(self, path: Path) -> Any:
-        """The open file; one at a time, so that a finished shard's pages can go."""
+        """The open file, one at a time."""
         if self._open is None or self._open[0] != path:
             try:
                 self._open = (path, safe_open(path, framework="pt", device="cpu"))
@@ -131,7 +136,7 @@ class SafetensorsSource:
                 raise ModelLoadError(path, f"tensor {name!r} is also in {self._file_of[name]}.")
             view = handle.get_slice(name)
             dtype, shape = view.get_dtype(), tuple(view.get_shape())
-            if dtype not in _DTYPES:
+            if dtype not in _DTYPE_BYTES:
                 raise ModelLoadError(
                     path,
                     f"tensor {name!r} has dtype {dtype}; F32, F16, BF16 and F64 are read.",
