@@ -19,7 +19,6 @@ int32_t checked_n_pages(int64_t n_pages) {
 
 Allocator::Allocator(int64_t n_pages)
     : free_(checked_n_pages(n_pages), true),
-      cached_(static_cast<int32_t>(n_pages)),
       ref_counts_(static_cast<size_t>(n_pages), 0) {}
 
 void Allocator::check_page(const char* operation, int32_t page) const {
@@ -55,6 +54,7 @@ void Allocator::free(int32_t page, bool keep_cached) {
   if (ref_count == 0) {
     throw std::invalid_argument("Allocator.free: page " + std::to_string(page) + " has ref_count 0; it was freed before");
   }
+  if (keep_cached) cached_.grow(static_cast<int32_t>(n_pages()));  // 8 bytes a page, from the first use on
   if (--ref_count > 0) return;
   --n_held_;
   if (keep_cached) {
@@ -65,9 +65,15 @@ void Allocator::free(int32_t page, bool keep_cached) {
 }
 
 void Allocator::free_many(Int32Span pages) {
+  int64_t run_start = 0;  // pages[run_start .. i) are neighbours whose last owner is gone, not yet in free_
+  const auto free_run = [&](int64_t end) {
+    if (end > run_start) free_.set_run(pages[run_start], end - run_start);
+    n_held_ -= end - run_start;
+  };
   for (int64_t i = 0; i < pages.size; ++i) {
     const int32_t page = pages[i];
     if (page < 0 || page >= n_pages() || ref_counts_[static_cast<size_t>(page)] == 0) {
+      free_run(i);
       for (int64_t k = 0; k < i; ++k) {  // take the pages before it back
         n_held_ += ref_counts_[static_cast<size_t>(pages[k])]++ == 0;
         free_.reset(pages[k]);
@@ -75,10 +81,15 @@ void Allocator::free_many(Int32Span pages) {
       throw std::invalid_argument("Allocator.free_many: page " + std::to_string(page) + " at position " +
                                   std::to_string(i) + " is not held often enough; nothing was freed");
     }
-    if (--ref_counts_[static_cast<size_t>(page)] > 0) continue;
-    free_.set(page);
-    --n_held_;
+    if (i > run_start && page != pages[i - 1] + 1) {
+      free_run(i);
+      run_start = i;
+    }
+    if (--ref_counts_[static_cast<size_t>(page)] == 0) continue;
+    free_run(i);  // still held by others: left out of the runs
+    run_start = i + 1;
   }
+  free_run(pages.size);
 }
 
 void Allocator::inc_ref(int32_t page) {

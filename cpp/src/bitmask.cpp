@@ -31,6 +31,18 @@ void Bitmask::set(int64_t i) {
   summary_[w >> 6] |= uint64_t{1} << (w & 63);
 }
 
+void Bitmask::set_run(int64_t i, int64_t n) {
+  count_ += n;
+  while (n > 0) {
+    const size_t w = word_of(i);
+    const int64_t n_in_word = n < 64 - (i & 63) ? n : 64 - (i & 63);
+    words_[w] |= (~uint64_t{0} >> (64 - n_in_word)) << (i & 63);
+    summary_[w >> 6] |= uint64_t{1} << (w & 63);
+    i += n_in_word;
+    n -= n_in_word;
+  }
+}
+
 void Bitmask::reset(int64_t i) {
   const size_t w = word_of(i);
   const uint64_t bit = uint64_t{1} << (i & 63);
@@ -54,6 +66,12 @@ void Bitmask::take_lowest(int64_t n, int32_t* out) {
     while (summary_[s] != 0 && n > 0) {
       const size_t w = s * 64 + static_cast<size_t>(count_trailing_zeros(summary_[s]));
       uint64_t word = words_[w];
+      if (word == ~uint64_t{0} && n >= 64) {
+        for (int32_t bit = 0; bit < 64; ++bit) out[bit] = static_cast<int32_t>(w * 64) + bit;
+        out += 64;
+        n -= 64;
+        word = 0;
+      }
       for (; word != 0 && n > 0; --n) {
         *out++ = static_cast<int32_t>(w * 64) + count_trailing_zeros(word);
         word &= word - 1;

@@ -189,8 +189,9 @@ void PagePool::append_batch(Int32Span req_indices, Int32Span token_ids) {
     throw std::invalid_argument("PagePool.append_batch: " + std::to_string(req_indices.size) + " req_indices but " +
                                 std::to_string(token_ids.size) + " token_ids");
   }
+  for (const int32_t req_idx : req_indices) row_in_use("append", req_idx);
   for (int64_t i = 0; i < req_indices.size; ++i) {
-    Row& row = row_in_use("append", req_indices[i]);
+    Row& row = rows_[static_cast<size_t>(req_indices[i])];
     if (static_cast<int64_t>(row.tokens.size()) <= max_seq_len()) {
       row.tokens.push_back(token_ids[i]);
       continue;

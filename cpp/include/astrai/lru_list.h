@@ -13,12 +13,12 @@ namespace astrai {
 
 class LruList {
  public:
-  // Members come from [0, size).
+  // Members come from [0, size); contains() is false beyond.
   explicit LruList(int32_t size = 0);
 
   // Lets members up to size - 1 in. Keeps the order. Never shrinks.
   void grow(int32_t size);
-  bool contains(int32_t i) const { return next_[slot(i)] != kAbsent; }
+  bool contains(int32_t i) const { return slot(i) < next_.size() && next_[slot(i)] != kAbsent; }
   int32_t count() const { return count_; }
   // The least recently used member, -1 when the list is empty.
   int32_t oldest() const;
