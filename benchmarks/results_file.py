@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from benchmarks.calibration import calibrate, machine
@@ -16,7 +17,8 @@ def write_results(
     folder: Path | None,
 ) -> None:
     """rows: one dict a measurement, all with the same keys. folder None prints only."""
-    head = {**machine(), **calibrate()}
+    # Other work on the machine stretches long measurements more than short ones, hence ratios too.
+    head = {**machine(), **calibrate(), "load_1min": round(os.getloadavg()[0], 1)}
     columns = list(rows[0])
     lines = [f"# {title}", "", conditions, ""]
     lines += [", ".join(f"{key} {value}" for key, value in head.items()) + ".", ""]
