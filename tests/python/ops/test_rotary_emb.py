@@ -13,7 +13,8 @@ from astrai.extension import ops
 HEAD_DIMS = (32, 64, 96, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16)
 
-# One rounding of the result to 8 or 11 bits: at most 2^-8 or 2^-11 of the value, just above a power of two.
+# One rounding of the result to 8 or 11 bits: at most 2^-8 or 2^-11 of the value, reached just above
+# a power of two.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
