@@ -144,7 +144,7 @@ void cpu_paged_decode(const CpuPagedDecodeArgs& args, CpuIsa isa, ThreadPool& po
   const auto n_floats = static_cast<size_t>(n_spans * span_floats);
   if (partials.size() < n_floats) partials.resize(n_floats);
 
-  constexpr int64_t kMinChunkWork = 50'000;  // multiply-adds: about what handing a chunk out costs
+  constexpr int64_t kMinChunkWork = 50'000;  // multiply-adds: below that a chunk is not worth handing out
   const auto chunk_limit = [&](int64_t work) {
     return std::clamp<int64_t>(work / kMinChunkWork, 1, 4 * pool.n_threads());
   };

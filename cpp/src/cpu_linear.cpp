@@ -28,8 +28,8 @@ void check_arguments(const TensorView& x, const TensorView& weight, const Tensor
   check.device("bias", *bias, kCpu).contiguous_from(0, "bias", *bias);
 }
 
-// How many pieces are worth the cost of handing them out (about a microsecond each, a few when a worker sleeps). More
-// pieces than threads, so that a thread whose core is taken away does fewer.
+// How many pieces are worth the cost of handing them out. More pieces than threads, so that a thread whose core is taken
+// away does fewer.
 int64_t chunk_limit(const LinearTask& task, int n_threads) {
   constexpr int64_t kMinChunkWork = 100'000;  // multiply-adds, counting the reading of a weight as two more
   const int64_t work = task.n * task.k * (task.m + 2);

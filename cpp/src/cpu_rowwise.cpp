@@ -10,7 +10,7 @@
 namespace astrai {
 namespace {
 
-// Elements that are worth handing out: about 10 us of work.
+// In pieces of at least 32768 elements: fewer are not worth handing out.
 int64_t chunk_limit(int64_t n_elements, const ThreadPool& pool) {
   return std::clamp<int64_t>(n_elements / 32'768, 1, 4 * pool.n_threads());
 }

@@ -17,7 +17,7 @@
 namespace astrai {
 namespace {
 
-constexpr int64_t kPollNs = 20'000;      // about the time between two linear layers of a small model's decode step
+constexpr int64_t kPollNs = 20'000;      // long enough to bridge the small operations between two matrix products
 constexpr int64_t kMaxChunks = 0xffff;   // 16 bits of the ticket
 constexpr int kDefaultMaxThreads = 16;   // decoding is bound by memory, which a few cores saturate
 

@@ -351,7 +351,7 @@ def store_kv(
 ) -> None: ...
 
 # ---- cpu_isa.h, cpu_linear.h, thread_pool.h
-CPU_LINEAR_MAX_ROWS: int  # rows up to which cpu_linear is the better choice than torch
+CPU_LINEAR_MAX_ROWS: int  # the rows cpu_linear is made for; any number is accepted
 
 def cpu_isas() -> list[str]: ...
 def cpu_threads(n: int | None = None) -> int:

@@ -11,7 +11,7 @@ namespace astrai {
 
 class ThreadPool;
 
-// Above this many rows a blocked matrix product (torch's) is the better choice; any number of rows is accepted.
+// The rows this kernel is made for: it holds no blocks of weights for reuse by more. Any number is accepted.
 constexpr int64_t kCpuLinearMaxRows = 16;
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k] (+ bias[n]), accumulated in float32.
