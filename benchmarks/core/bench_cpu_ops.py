@@ -102,7 +102,8 @@ def main() -> None:
         f"{options.threads} threads, instruction set {_C.cpu_isas()[-1]}, torch "
         f"{torch.__version__}. Median of {options.repeats} interleaved repeats after one "
         f"warm-up; a time is one product's. Streaming read: torch's sum of "
-        f"{READ_BYTES >> 20} MiB float32 in the same rounds. Load average of the last minute: {load_before:.1f} before, "
+        f"{READ_BYTES >> 20} MiB float32 in the same rounds. "
+        f"Load average of the last minute: {load_before:.1f} before, "
         f"{os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores.",
         rows,
         Path(__file__).parents[1] / "results" if options.write else None,
