@@ -107,6 +107,7 @@ class InferenceScheduler:
         self._by_handle: dict[int, EngineTask] = {}
         self._stats = EngineStats()
         self._pages = (host_pool.n_free_pages, host_pool.n_cached_pages)
+        self._first_tokens: list[EngineTask] = []  # tasks whose first token this step gave
         self._last_step_at: float | None = None  # end of the last step, None after a pause
 
         # Guarded by _changed; everything above belongs to the thread.
@@ -299,6 +300,8 @@ class InferenceScheduler:
             task = tasks[i]
             task.n_output += 1
             task.pending_ids.append(token_ids[i])
+            if task.n_output == 1:
+                self._first_tokens.append(task)
         if sampled.logprobs is not None:
             for i in sound:
                 entry = sampled.logprobs[i]
@@ -338,15 +341,12 @@ class InferenceScheduler:
     def _count_step(self, plan: StepPlan[EngineTask]) -> None:
         now = time.perf_counter()
         self._stats.n_steps += 1
-        has_decode = False
-        for group in plan.groups:
-            for task in group.tasks[: group.n_sampled]:
-                if task.n_output == 1:
-                    self._stats.first_token(now - task.submitted_at)
-                else:
-                    has_decode = True
-        if has_decode and self._last_step_at is not None:
+        for task in self._first_tokens:
+            self._stats.first_token(now - task.submitted_at)
+        n_sampled = sum(group.n_sampled for group in plan.groups)
+        if n_sampled > len(self._first_tokens) and self._last_step_at is not None:
             self._stats.decode_step(now - self._last_step_at)
+        self._first_tokens.clear()
         self._last_step_at = now
 
     def _end(

@@ -85,6 +85,7 @@ class SchedulingState(Generic[T]):
         self.waiting: deque[T] = deque()
         self.running: list[T] = []
         self._leaving: list[T] = []  # finished, still holding a row
+        self._selections: dict[Any, Any] = {}  # one object for equal ones: groups compare by id
         self._has_new_room = True  # False while the head of the queue is known not to fit
         self.n_preemptions = 0
         self.n_prefix_hit_tokens = 0
@@ -97,7 +98,8 @@ class SchedulingState(Generic[T]):
     # Events
 
     def submit(self, task: T) -> None:
-        """Queue a task behind all others."""
+        """Queue a task behind all others. Its selection is hashable."""
+        task.selection = self._selections.setdefault(task.selection, task.selection)
         self.waiting.append(task)
         self._has_new_room = True
 
@@ -266,24 +268,18 @@ class SchedulingState(Generic[T]):
 
 def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
     """One group per attention selection, in order of first appearance."""
-    by_selection: list[tuple[Any, list[tuple[T, int]]]] = []
+    by_selection: dict[int, list[tuple[T, int]]] = {}  # submit made equal selections identical
     for item in work:
-        selection = item[0].selection
-        for known, members in by_selection:
-            if known is selection or known == selection:
-                members.append(item)
-                break
-        else:
-            by_selection.append((selection, [item]))
+        by_selection.setdefault(id(item[0].selection), []).append(item)
     groups = []
-    for selection, members in by_selection:
+    for members in by_selection.values():
         # Chunks that end before their prompt does draw no token and go last.
         partial = [m for m in members if m[0].n_written + m[1] < m[0].n_prefill]
         if partial:
             members = [m for m in members if m[0].n_written + m[1] >= m[0].n_prefill] + partial
         groups.append(
             StepGroup(
-                selection=selection,
+                selection=members[0][0].selection,
                 tasks=[task for task, _ in members],
                 req_indices=[task.req_idx for task, _ in members],
                 starts=[task.n_written for task, _ in members],
