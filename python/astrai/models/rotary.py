@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import nn
@@ -48,7 +47,7 @@ class RotaryEmbedding(nn.Module):
     ) -> RotaryEmbedding:
         # Module.to(dtype) and .half() pass through here: follow the device, keep float32.
         table = self.freqs_cis
-        module = cast(RotaryEmbedding, super()._apply(fn, recurse))
-        if module.freqs_cis.dtype != torch.float32:
-            module.freqs_cis = table.to(module.freqs_cis.device)
-        return module
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if self.freqs_cis.dtype != torch.float32:
+            self.freqs_cis = table.to(self.freqs_cis.device)
+        return self
