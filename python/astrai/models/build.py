@@ -25,7 +25,7 @@ def build_model(
     device: torch.device,
     dtype: torch.dtype,
     max_len: int,
-    on_bytes: Callable[[int], None] = lambda n_bytes: None,
+    on_bytes: Callable[[int], object] = lambda n_bytes: None,
 ) -> CausalLM:
     """max_len: positions of the rotary table. on_bytes: told the file bytes of each tensor read.
 
@@ -55,7 +55,7 @@ class _Placer:
         source: WeightSource,
         device: torch.device,
         dtype: torch.dtype,
-        on_bytes: Callable[[int], None],
+        on_bytes: Callable[[int], object],
     ) -> None:
         self._config = config
         self._source = source

@@ -177,8 +177,9 @@ class GGUFFile:
         item_bytes = struct.calcsize("<" + code)
         count = self._count(key, least_bytes=item_bytes)
         begin = self._take(count * item_bytes, key)
-        numbers: npt.NDArray[Any] = np.frombuffer(self._map, np.dtype("<" + code), count, begin)
-        return numbers.copy()
+        mapped = np.frombuffer(self._map, np.dtype("<" + code), count, begin)
+        numbers: npt.NDArray[Any] = mapped.copy()
+        return numbers
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string("a tensor name", _MAX_KEY_BYTES)

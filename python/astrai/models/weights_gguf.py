@@ -131,7 +131,10 @@ def _read(file: GGUFFile, tensor: GGUFTensor, begin: int, end: int) -> npt.NDArr
     """float32 [end - begin, row] of a tensor's rows."""
     packed = file.rows(tensor, begin, end)
     if tensor.type_name == "F32":
-        return packed.view("<f4").copy()  # torch takes no read-only views
+        floats: npt.NDArray[np.float32] = packed.view(
+            "<f4"
+        ).copy()  # torch takes no read-only views
+        return floats
     with np.errstate(all="ignore"):  # a scale that is inf or NaN is the file's own business
         values = quants.dequantize(packed, GGMLQuantizationType[tensor.type_name])
     return np.asarray(values, dtype=np.float32)
