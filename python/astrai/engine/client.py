@@ -77,10 +77,12 @@ class InProcessClient:
 
     def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
         params = request.params
+        hash(on_event)  # sinks are dict keys on the scheduler's thread: fail here, not there
         try:
             params.validate(self._vocab_size)
         except ValueError as error:
             raise RequestError(str(error), "invalid_value", str(error).split()[0]) from None
+        _check_namespace(request.namespace)
         self._check_prompt(request.prompt_ids)
         n_prompt = len(request.prompt_ids)
         room = generation_room(self._pool, n_prompt)
@@ -133,3 +135,16 @@ class InProcessClient:
                 f"prompt holds token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}",
                 param="prompt",
             )
+
+
+def _check_namespace(namespace: object) -> None:
+    """Refuse what cannot cross into C++ as UTF-8: other types, lone surrogates."""
+    try:
+        if isinstance(namespace, str):
+            namespace.encode()
+            return
+    except UnicodeEncodeError:
+        pass
+    raise RequestError(
+        f"namespace must be a valid Unicode string, got {namespace!a}", param="namespace"
+    )

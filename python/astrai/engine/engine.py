@@ -63,7 +63,8 @@ class InferenceEngine:
         tokenizer: None serves token ids only. max_seq_len: None is the model's context; the
         prompt and the generated tokens of one request. cache: a pool of your own, instead of one
         made from kv_mode, page_size (tokens a page) and kv_tokens (slots of the paged pool, None
-        for what memory allows). enable_cuda_graph: has no effect on a CPU. backend: attention for
+        for what memory allows). enable_cuda_graph: accepted, without
+        effect so far: no graph is captured. backend: attention for
         requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
         in one step, None or 0 without limit. max_queue: requests that may wait beside the running
         ones. end_ids: ids that end a text. after_step: see `InferenceScheduler`.
@@ -84,7 +85,6 @@ class InferenceEngine:
         self.chat_template = chat_template
         self.config = config
         self.max_seq_len = max_seq_len if max_seq_len is not None else context_len
-        self.enable_cuda_graph = enable_cuda_graph and model.device.type == "cuda"
         self._default_backend = None if backend is None else attn_backend(backend)
         if cache is None:
             if kv_mode == "paged" and kv_tokens is None:

@@ -231,23 +231,29 @@ class InferenceScheduler:
             leaving = [self._open[task_id] for task_id in cancelled if task_id in self._open]
         deliveries: Deliveries = {}
         for task in submitted:
-            self._accept(task)
+            self._accept(task, deliveries)
         for task in leaving:
             if task.status is not TaskStatus.FINISHED:  # the same id may be cancelled twice
                 self._end(task, "cancelled", deliveries)
         self._deliver(deliveries)
         return True
 
-    def _accept(self, task: EngineTask) -> None:
+    def _accept(self, task: EngineTask, deliveries: Deliveries) -> None:
         params = task.params
-        task.text_handle = self._streams.open(
-            list(params.stop),
-            list(task.stop_ids),
-            task.max_tokens,
-            min_tokens=min(params.min_tokens, task.max_tokens),
-            skip_special=params.skip_special_tokens,
-            strip_leading_space=self._strip_leading_space,
-        )
+        try:
+            task.text_handle = self._streams.open(
+                list(params.stop),
+                list(task.stop_ids),
+                task.max_tokens,
+                min_tokens=min(params.min_tokens, task.max_tokens),
+                skip_special=params.skip_special_tokens,
+                strip_leading_space=self._strip_leading_space,
+            )
+        except ValueError as error:  # a stop that the matcher refuses
+            task.status = TaskStatus.FINISHED
+            _add(deliveries, task, task.take_event("", "error", error=str(error)))
+            self._close(task, "error")
+            return
         task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids)
         self._by_handle[task.text_handle] = task
         self._stats.n_prompt_tokens += task.n_prompt
@@ -370,6 +376,9 @@ class InferenceScheduler:
         self._streams.close(task.text_handle)
         del self._by_handle[task.text_handle]
         self._sampler.remove(task.sampler_slot)
+        self._close(task, reason)
+
+    def _close(self, task: EngineTask, reason: FinishReason) -> None:
         self._stats.task_finished(reason, time.perf_counter() - task.submitted_at)
         with self._changed:
             del self._open[task.task_id]

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MAX_LOGPROBS", "MAX_STOP_STRINGS", "SamplingParams"]
+__all__ = ["MAX_LOGPROBS", "MAX_STOP_BYTES", "MAX_STOP_STRINGS", "SamplingParams"]
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
+MAX_STOP_BYTES = 4096  # of one string: the limit of `_C.TextStreams`
 _SEED_MIN, _SEED_MAX = -(2**63), 2**64 - 1
 
 
@@ -98,8 +99,15 @@ class SamplingParams:
             raise ValueError(f"stop must be a tuple of strings, got {self.stop!r}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ValueError(f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}")
-        if any(not s for s in self.stop):
-            raise ValueError("stop holds an empty string; leave it out")
+        for stop in self.stop:
+            try:
+                n_bytes = len(stop.encode())
+            except UnicodeEncodeError:  # a lone surrogate
+                raise ValueError(f"stop holds {stop!a}, which is not valid Unicode") from None
+            if not 1 <= n_bytes <= MAX_STOP_BYTES:
+                raise ValueError(
+                    f"stop holds a string of {n_bytes} bytes; 1 to {MAX_STOP_BYTES} are accepted"
+                )
 
 
 def _real(name: str, value: Any, low: float, high: float) -> None:

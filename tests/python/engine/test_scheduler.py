@@ -199,6 +199,41 @@ def test_a_queued_request_can_be_cancelled() -> None:
         assert running.wait()[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"namespace": 5},
+        {"namespace": "\ud83d"},
+        {"params": greedy(3, stop=("a\ud83d",))},
+        {"params": greedy(3, stop=("x" * 10**6,))},
+        {"params": greedy(3, stop_token_ids=(999_999_999,))},
+        {"params": SamplingParams(min_tokens=10**30, max_tokens=None)},
+        {"params": SamplingParams(top_k=10**30, seed=2**64 - 1, max_tokens=3)},
+    ],
+)
+def test_odd_requests_are_refused_or_served_and_the_engine_lives(wrong: dict[str, object]) -> None:
+    with toy_engine() as engine:
+        neighbour, sink = Collector(), Collector()
+        engine.client.submit(GenerationRequest([2], greedy(30)), neighbour)
+        try:
+            engine.client.submit(GenerationRequest([1], **wrong), sink)  # type: ignore[arg-type]
+            sink.wait()
+        except RequestError as error:
+            assert error.param in wrong or error.param in str(wrong["params"])
+        assert neighbour.wait()[0].n_output == 30
+        assert engine.client.is_healthy()
+
+
+def test_a_sink_that_cannot_be_a_key_is_refused_at_submit() -> None:
+    class Unhashable(Collector):
+        __hash__ = None  # type: ignore[assignment]
+
+    with toy_engine() as engine:
+        with pytest.raises(TypeError, match="unhashable"):
+            engine.client.submit(GenerationRequest([1]), Unhashable())
+        assert engine.get_stats()["total_tasks"] == 0
+
+
 def test_a_full_queue_refuses_with_a_hint_when_to_retry() -> None:
     gate = threading.Event()
     model = ToyModel()

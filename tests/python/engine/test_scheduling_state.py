@@ -103,6 +103,16 @@ def test_a_lone_task_that_exhausts_the_pool_ends_instead_of_looping() -> None:
     simulator.check_all_given_back()
 
 
+def test_a_warm_cache_does_not_shorten_a_task_that_fills_the_pool() -> None:
+    """The task recomputes its last prompt page, whose twin in the tree it then holds as well."""
+    simulator = Simulator(_C.PagePool(1, 48, 2, 22), 0, None)
+    simulator.submit([0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1], n_wanted=2)
+    simulator.run()
+    task = simulator.submit([0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 1], n_wanted=10)
+    simulator.run()
+    assert task.output_ids == expected_output(task.prompt_ids, 10)
+
+
 def test_the_head_of_the_queue_is_not_overtaken() -> None:
     simulator = Simulator(_C.PagePool(4, 64, 4, 32), 0, None)
     first = simulator.submit([1] * 12, n_wanted=10)

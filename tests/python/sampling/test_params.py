@@ -36,6 +36,8 @@ WRONG_VALUES = [
     ("min_tokens", -1),
     ("stop", ("a", "")),
     ("stop", "text"),
+    ("stop", ("a\ud83d",)),
+    ("stop", ("é" * 2049,)),
     ("stop", (1,)),
     ("stop_token_ids", (999999999,)),
     ("stop_token_ids", (-7,)),
