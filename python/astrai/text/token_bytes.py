@@ -1,8 +1,9 @@
 """The exact bytes that each token id stands for, by the tokenizer's own way of decoding.
 
-Two ways cover the models served: *byte-level* BPE, whose vocabulary spells bytes in an alphabet of
-256 printable characters (Radford et al., GPT-2, encoder.py `bytes_to_unicode`), and *SentencePiece*
-style, where U+2581 is a space and <0xNN> one byte. Pure functions."""
+Three ways cover the models served: *byte-level* BPE, whose vocabulary spells bytes in an alphabet
+of 256 printable characters (Radford et al., GPT-2, encoder.py `bytes_to_unicode`), *SentencePiece*
+style, where U+2581 is a space and <0xNN> one byte, and whole *words* with a space between them,
+which is what the `tokenizers` library makes of a file without a decoder. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BYTE_LEVEL", "SENTENCE_PIECE", "decoding_style", "piece_bytes"]
+__all__ = ["BYTE_LEVEL", "SENTENCE_PIECE", "WORDS", "decoding_style", "piece_bytes"]
 
 BYTE_LEVEL = "byte-level"
 SENTENCE_PIECE = "sentencepiece"
+WORDS = "words"
 
 _SPACE_MARK = "\u2581"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
@@ -37,6 +39,8 @@ def decoding_style(decoder: Mapping[str, Any] | None) -> tuple[str, bool]:
     Raises ValueError for a decoder whose tokens have no bytes of their own."""
     steps = _flat_steps(decoder)
     kinds = [step.get("type") for step in steps]
+    if not kinds:
+        return WORDS, True
     if kinds == ["ByteLevel"]:
         return BYTE_LEVEL, False
     if kinds == ["Metaspace"]:
@@ -49,7 +53,7 @@ def decoding_style(decoder: Mapping[str, Any] | None) -> tuple[str, bool]:
     if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return SENTENCE_PIECE, any(step.get("type") == "Strip" for step in steps)
     raise ValueError(
-        f"its decoder is {kinds or None}; byte-level and SentencePiece decoders are supported."
+        f"its decoder is {kinds}; byte-level and SentencePiece decoders are supported, or none."
     )
 
 
@@ -60,6 +64,8 @@ def piece_bytes(piece: str, style: str) -> bytes:
             return bytes([_ALPHABET[character] for character in piece])
         except KeyError:  # not spelled in the alphabet: text as it stands
             return piece.encode("utf-8")
+    if style == WORDS:
+        return f" {piece}".encode()
     match = _BYTE_PIECE.match(piece)
     if match:
         return bytes([int(match.group(1), 16)])

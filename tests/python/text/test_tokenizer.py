@@ -217,10 +217,22 @@ def test_broken_tokenizer_json_is_an_error_that_names_it(tmp_path: Path, text: s
 
 
 def test_a_decoder_without_bytes_per_token_is_refused(tmp_path: Path) -> None:
-    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
-    save_folder(tmp_path, word_level)
-    with pytest.raises(ValueError, match="decoder"):
+    word_piece = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0}, unk_token="a"))
+    word_piece.decoder = tokenizers.decoders.WordPiece()
+    save_folder(tmp_path, word_piece)
+    with pytest.raises(ValueError, match="decoder is"):
         tokenizer_from_folder(tmp_path)
+
+
+@given(st.lists(st.integers(0, 2), max_size=6))
+def test_without_a_decoder_tokens_are_words_with_spaces_between(ids: list[int]) -> None:
+    words = tokenizers.models.WordLevel({"a": 0, "bc": 1, "d": 2}, unk_token="a")
+    backend = tokenizers.Tokenizer(words)
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.decode(ids) == backend.decode(ids)
+    pieces = tokenizer.token_bytes()
+    assert b"".join(pieces[i] for i in ids).decode().removeprefix(" ") == backend.decode(ids)
+    assert tokenizer.strips_leading_space
 
 
 @pytest.mark.parametrize("place", ["jinja", "config", "named", "json"])
