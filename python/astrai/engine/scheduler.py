@@ -19,21 +19,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError
 from astrai.engine.plan import StepGroup, StepPlan
+from astrai.engine.protocols import Executor, TextStreamsLike
 from astrai.engine.request import FinishReason, TokenEvent
 from astrai.engine.scheduling_state import HostPool, SchedulingState
 from astrai.engine.stats import EngineStats
 from astrai.engine.task import TaskStatus
 from astrai.sampling import SampledRows, Sampler
 
-__all__ = ["Executor", "InferenceScheduler", "TextStreamsLike"]
+__all__ = ["InferenceScheduler"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,41 +41,6 @@ _log = logging.getLogger(__name__)
 _DEAD = "the engine has stopped after a fault"
 
 Deliveries = dict[EventSink, list[TokenEvent]]
-
-
-class Executor(Protocol):
-    def run(self, group: StepGroup[EngineTask], slots: list[int]) -> SampledRows: ...
-
-
-class TextEventLike(Protocol):
-    """`_C.TextEvent`."""
-
-    @property
-    def handle(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def finish(self) -> FinishReason | None: ...
-    @property
-    def stop_string(self) -> str | None: ...
-
-
-class TextStreamsLike(Protocol):
-    """The part of `_C.TextStreams` that the scheduler calls."""
-
-    def open(
-        self,
-        stop: list[str],
-        stop_ids: list[int],
-        max_tokens: int,
-        min_tokens: int = 0,
-        include_stop: bool = False,
-        skip_special: bool = True,
-        strip_leading_space: bool = False,
-    ) -> int: ...
-    def push_batch(self, handles: list[int], token_ids: list[int]) -> Sequence[TextEventLike]: ...
-    def finish(self, handle: int) -> str: ...
-    def close(self, handle: int) -> None: ...
 
 
 class InferenceScheduler:

@@ -1,0 +1,48 @@
+"""What the scheduler's thread calls in a step, as protocols: the forward and the text streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from astrai.engine.engine_task import EngineTask
+from astrai.engine.plan import StepGroup
+from astrai.engine.request import FinishReason
+from astrai.sampling import SampledRows
+
+__all__ = ["Executor", "TextEventLike", "TextStreamsLike"]
+
+
+class Executor(Protocol):
+    def run(self, group: StepGroup[EngineTask], slots: list[int]) -> SampledRows: ...
+
+
+class TextEventLike(Protocol):
+    """`_C.TextEvent`."""
+
+    @property
+    def handle(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def finish(self) -> FinishReason | None: ...
+    @property
+    def stop_string(self) -> str | None: ...
+
+
+class TextStreamsLike(Protocol):
+    """The part of `_C.TextStreams` that the scheduler calls."""
+
+    def open(
+        self,
+        stop: list[str],
+        stop_ids: list[int],
+        max_tokens: int,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special: bool = True,
+        strip_leading_space: bool = False,
+    ) -> int: ...
+    def push_batch(self, handles: list[int], token_ids: list[int]) -> Sequence[TextEventLike]: ...
+    def finish(self, handle: int) -> str: ...
+    def close(self, handle: int) -> None: ...
