@@ -30,7 +30,7 @@ class Row:
 
 
 class PagePoolMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([None, 1, 4, 16]), n_tokens=st.integers(16, 100))
+    @initialize(page_size=st.sampled_from([None, 1, 2, 4, 4, 16]), n_tokens=st.integers(16, 100))
     def start(self, page_size: int | None, n_tokens: int) -> None:
         self.is_contiguous = page_size is None
         self.page_size = page_size or 1
@@ -45,6 +45,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         self.rows: dict[int, Row] = {}
         self.kv: dict[int, tuple[str, tuple[int, ...]]] = {}  # slot -> prefix it holds the KV of
         self.device_table = np.array(self.pool.table)
+        self.prompts: list[tuple[list[int], str]] = []  # of released rows
 
     def n_free(self) -> int:
         return (
@@ -62,19 +63,25 @@ class PagePoolMachine(RuleBasedStateMachine):
         assert len(pages) == len(set(pages)) == n_pages
         assert not taken & set(pages)
 
-    @rule(
-        seed=st.lists(st.integers(0, 1), max_size=3),
-        n_tokens=st.integers(0, 40),
-        namespace=namespaces,
-        as_buffer=st.booleans(),
-    )
-    def admit(self, seed: list[int], n_tokens: int, namespace: str, as_buffer: bool) -> None:
-        ids = [*seed, *([0] * n_tokens)][:n_tokens]
+    @rule(data=st.data(), namespace=namespaces, n_new=st.integers(0, 40))
+    def admit_new(self, data: st.DataObject, namespace: str, n_new: int) -> None:
+        start = data.draw(st.lists(st.integers(0, 1), max_size=3))
+        self.admit([*start, *([0] * n_new)][:n_new], namespace)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), n_pages=st.integers(1, 9), n_more=st.integers(0, 2))
+    def admit_again(self, data: st.DataObject, n_pages: int, n_more: int) -> None:
+        """An earlier request's ids, cut at or just behind the end of a page."""
+        ids, namespace = data.draw(st.sampled_from(self.prompts))
+        self.admit([*ids[: n_pages * self.page_size], *([1] * n_more)], namespace)
+
+    def admit(self, ids: list[int], namespace: str) -> None:
+        n_tokens = len(ids)
         fits = 1 <= n_tokens < MAX_SEQ_LEN and (
             self.is_contiguous or self.pages_for(n_tokens) <= self.n_pages
         )
         assert self.pool.fits(n_tokens) is fits
-        argument = array("q", ids) if as_buffer else ids
+        argument = array("q", ids) if n_tokens % 2 else ids
         if not fits:
             assert not self.pool.can_admit(n_tokens)
             with pytest.raises(ValueError, match=r"PagePool\.admit"):
@@ -148,7 +155,9 @@ class PagePoolMachine(RuleBasedStateMachine):
         """Writes some of the known tokens that have slots, then commits, once or twice."""
         req_idx, row = self.draw_row(data)
         n_writable = min(len(row.tokens), self.pool.n_slots(req_idx))
-        n_written = data.draw(st.integers(row.n_written, n_writable))
+        n_written = n_writable
+        if data.draw(st.booleans()):
+            n_written = data.draw(st.integers(row.n_written, n_writable))
         shared = {entry.page for entry in self.tree.entries.values()}
         for position in range(row.n_written, n_written):
             slot = int(self.device_table[req_idx, position])
@@ -178,10 +187,12 @@ class PagePoolMachine(RuleBasedStateMachine):
         req_idx, row = self.draw_row(data)
         self.pool.release(req_idx)
         del self.rows[req_idx]
+        self.prompts.append((row.tokens, row.namespace))
         self.tree.release(row.tokens, row.n_recorded, row.namespace)
         with pytest.raises(ValueError, match="not in use"):
             self.pool.release(req_idx)
 
+    @precondition(lambda self: len(self.prompts) % 8 == 7)
     @rule()
     def flush_cache(self) -> None:
         n_cached = self.tree.n_cached()
@@ -219,4 +230,4 @@ class PagePoolMachine(RuleBasedStateMachine):
 
 
 TestPagePoolMachine = PagePoolMachine.TestCase
-TestPagePoolMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestPagePoolMachine.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
