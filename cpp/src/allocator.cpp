@@ -1,5 +1,6 @@
 #include "astrai/allocator.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -65,31 +66,44 @@ void Allocator::free(int32_t page, bool keep_cached) {
 }
 
 void Allocator::free_many(Int32Span pages) {
-  int64_t run_start = 0;  // pages[run_start .. i) are neighbours whose last owner is gone, not yet in free_
-  const auto free_run = [&](int64_t end) {
-    if (end > run_start) free_.set_run(pages[run_start], end - run_start);
-    n_held_ -= end - run_start;
-  };
-  for (int64_t i = 0; i < pages.size; ++i) {
-    const int32_t page = pages[i];
-    if (page < 0 || page >= n_pages() || ref_counts_[static_cast<size_t>(page)] == 0) {
-      free_run(i);
-      for (int64_t k = 0; k < i; ++k) {  // take the pages before it back
-        n_held_ += ref_counts_[static_cast<size_t>(pages[k])]++ == 0;
-        free_.reset(pages[k]);
-      }
-      throw std::invalid_argument("Allocator.free_many: page " + std::to_string(page) + " at position " +
-                                  std::to_string(i) + " is not held often enough; nothing was freed");
+  for (int64_t i = 0, n_run = 0; i < pages.size; i += n_run) {
+    const int64_t first = pages[i];
+    n_run = 1;
+    while (i + n_run < pages.size && pages[i + n_run] == first + n_run) ++n_run;
+    const bool is_inside = first >= 0 && first + n_run <= n_pages();
+    if (is_inside && drop_run(first, n_run)) continue;
+    for (int64_t k = 0; k < i; ++k) {  // take the runs before it back
+      n_held_ += ref_counts_[static_cast<size_t>(pages[k])]++ == 0;
+      free_.reset(pages[k]);
     }
-    if (i > run_start && page != pages[i - 1] + 1) {
-      free_run(i);
-      run_start = i;
-    }
-    if (--ref_counts_[static_cast<size_t>(page)] == 0) continue;
-    free_run(i);  // still held by others: left out of the runs
-    run_start = i + 1;
+    throw std::invalid_argument("Allocator.free_many: pages " + std::to_string(first) + " to " +
+                                std::to_string(first + n_run - 1) + " at position " + std::to_string(i) +
+                                " are not all held, or not as often as they are listed; nothing was freed");
   }
-  free_run(pages.size);
+}
+
+// Drops one owner of n neighbouring pages; false, and nothing changed, when one has none.
+bool Allocator::drop_run(int64_t first, int64_t n) {
+  int32_t* ref_counts = ref_counts_.data() + first;
+  int32_t lowest = INT32_MAX;
+  int32_t highest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    lowest = std::min(lowest, ref_counts[i]);
+    highest = std::max(highest, ref_counts[i]);
+  }
+  if (lowest < 1) return false;
+  for (int64_t i = 0; i < n; ++i) --ref_counts[i];
+  if (highest == 1) {
+    free_.set_run(first, n);
+    n_held_ -= n;
+    return true;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    if (ref_counts[i] > 0) continue;
+    free_.set(first + i);
+    --n_held_;
+  }
+  return true;
 }
 
 void Allocator::inc_ref(int32_t page) {

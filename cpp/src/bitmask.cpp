@@ -1,5 +1,6 @@
 #include "astrai/bitmask.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -66,15 +67,14 @@ void Bitmask::take_lowest(int64_t n, int32_t* out) {
     while (summary_[s] != 0 && n > 0) {
       const size_t w = s * 64 + static_cast<size_t>(count_trailing_zeros(summary_[s]));
       uint64_t word = words_[w];
-      if (word == ~uint64_t{0} && n >= 64) {
-        for (int32_t bit = 0; bit < 64; ++bit) out[bit] = static_cast<int32_t>(w * 64) + bit;
-        out += 64;
-        n -= 64;
-        word = 0;
-      }
-      for (; word != 0 && n > 0; --n) {
-        *out++ = static_cast<int32_t>(w * 64) + count_trailing_zeros(word);
-        word &= word - 1;
+      while (word != 0 && n > 0) {  // one run of neighbours a turn
+        const int start = count_trailing_zeros(word);
+        const uint64_t after = ~(word >> start);
+        const int n_run = std::min<int>(after == 0 ? 64 : count_trailing_zeros(after), static_cast<int>(std::min<int64_t>(n, 64)));
+        for (int i = 0; i < n_run; ++i) out[i] = static_cast<int32_t>(w * 64) + start + i;
+        out += n_run;
+        n -= n_run;
+        word &= ~((~uint64_t{0} >> (64 - n_run)) << start);
       }
       words_[w] = word;
       if (word == 0) summary_[s] &= summary_[s] - 1;

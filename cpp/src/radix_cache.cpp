@@ -109,7 +109,6 @@ int32_t RadixCache::insert(int32_t node, const int32_t* ids, Int32Span pages, in
     rest = rest.from(n_common * page_size);
   }
   const Int32Span fresh = pages.from(pages.size - rest.size / page_size);
-  nodes_.reserve_pages(fresh);
   if (n_recorded != nullptr) *n_recorded = fresh.size;
   if (fresh.size == 0) {
     hold_path(node, held);
@@ -136,9 +135,13 @@ bool RadixCache::record(int32_t page, Int32Span ids, int64_t logical_page_idx, c
   const Int32Span before = ids.head(logical_page_idx * page_size);
   const RadixMatch match = lookup(ids.head(before.size + page_size), namespace_name);
   if (match.n_pages != logical_page_idx) return false;
-  nodes_.reserve_pages({&page, 1});
   const int32_t held = lock(match, namespace_name);
-  unlock(insert(held, ids.values + before.size, {&page, 1}));
+  try {
+    unlock(insert(held, ids.values + before.size, {&page, 1}));
+  } catch (...) {
+    unlock(held);
+    throw;
+  }
   return true;
 }
 

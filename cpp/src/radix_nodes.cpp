@@ -26,10 +26,6 @@ int64_t common_prefix(const int32_t* a, const int32_t* b, int64_t n) {
   return i;
 }
 
-[[noreturn]] void refuse_page(int32_t page, const char* reason) {
-  throw std::invalid_argument("RadixCache: page " + std::to_string(page) + " " + reason);
-}
-
 }  // namespace
 
 RadixNodes::RadixNodes(int32_t page_size, int hash_bits) : page_size_(page_size), buckets_(64, kNone) {
@@ -127,6 +123,27 @@ void RadixNodes::map_pages(Int32Span pages, int32_t node) {
   for (const int32_t page : pages) page_node_[static_cast<size_t>(page)] = node;
 }
 
+// map_pages() for pages that must not be mapped yet; one pass checks and maps, and takes its own work back on a clash.
+void RadixNodes::map_new_pages(Int32Span pages, int32_t node) {
+  int32_t highest = 0;
+  int32_t sign = 0;
+  for (const int32_t page : pages) {
+    highest = std::max(highest, page);
+    sign |= page;
+  }
+  if (sign < 0) throw std::invalid_argument("RadixCache: a page index is negative");
+  if (static_cast<size_t>(highest) >= page_node_.size()) page_node_.resize(static_cast<size_t>(highest) + 1, kNone);
+  for (int64_t i = 0; i < pages.size; ++i) {
+    int32_t& mapped = page_node_[static_cast<size_t>(pages[i])];
+    if (mapped != kNone) {
+      map_pages(pages.head(i), kNone);
+      throw std::invalid_argument("RadixCache: page " + std::to_string(pages[i]) +
+                                  " is listed twice or recorded in another place; evict() it first");
+    }
+    mapped = node;
+  }
+}
+
 void RadixNodes::link_child(int32_t parent, int32_t child) {
   RadixNode& p = (*this)[parent];
   RadixNode& c = (*this)[child];
@@ -185,26 +202,6 @@ void RadixNodes::table_grow() {
   }
 }
 
-void RadixNodes::reserve_pages(Int32Span pages) {
-  int32_t highest = kNone;
-  bool is_rising = true;  // the allocator's usual order; then no page is listed twice
-  for (const int32_t page : pages) {
-    if (page < 0) refuse_page(page, "is negative");
-    is_rising = is_rising && page > highest;
-    highest = std::max(highest, page);
-  }
-  const size_t n_known = static_cast<size_t>(highest + 1);
-  if (n_known > page_node_.size()) page_node_.resize(n_known, kNone);
-  for (const int32_t page : pages) {
-    if (page_node_[static_cast<size_t>(page)] != kNone) refuse_page(page, "is recorded in another place; evict() it first");
-  }
-  if (is_rising) return;
-  std::vector<int32_t> sorted(pages.begin(), pages.end());
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twice != sorted.end()) refuse_page(*twice, "is listed twice");
-}
-
 int32_t RadixNodes::add_root(uint64_t key) {
   const int32_t root = take_index();
   (*this)[root] = RadixNode{};
@@ -223,9 +220,14 @@ int32_t RadixNodes::add_leaf(int32_t parent, const int32_t* ids, Int32Span pages
   leaf.depth = end_depth(parent);
   leaf.key = hash_page(ids);
   const int32_t node = take_index();
+  try {
+    map_new_pages(pages, node);
+  } catch (...) {
+    free_indices_.push_back(node);
+    throw;
+  }
   edge_capacity_ += n_pages;
   (*this)[node] = std::move(leaf);
-  map_pages(pages, node);
   link_child(parent, node);
   return node;
 }
@@ -233,13 +235,13 @@ int32_t RadixNodes::add_leaf(int32_t parent, const int32_t* ids, Int32Span pages
 void RadixNodes::append(int32_t leaf, const int32_t* ids, Int32Span pages) {
   RadixNode& n = (*this)[leaf];
   const auto n_pages = static_cast<int32_t>(n.n_pages + pages.size);
-  if (n.begin + n_pages > n.capacity) {
-    const int32_t capacity = std::max(n_pages, 2 * n.n_pages);
-    move_edge(n, std::unique_ptr<int32_t[]>(new int32_t[edge_size(capacity)]), capacity);
-  }
+  const int32_t capacity = std::max(n_pages, 2 * n.n_pages);
+  std::unique_ptr<int32_t[]> larger;
+  if (n.begin + n_pages > n.capacity) larger.reset(new int32_t[edge_size(capacity)]);
+  map_new_pages(pages, leaf);
+  if (larger) move_edge(n, std::move(larger), capacity);
   copy_pages(n, n.begin + n.n_pages, ids, pages);
   n.n_pages = n_pages;
-  map_pages(pages, leaf);
 }
 
 int32_t RadixNodes::split(int32_t node, int32_t n_upper) {

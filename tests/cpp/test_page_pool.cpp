@@ -1,6 +1,7 @@
 // PagePool: ownership, duplicates, refusals and the table; random operations are in tests/python/kvcache.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -65,6 +66,26 @@ TEST_CASE("page pool: a prompt that cannot have room now changes nothing, one th
   CHECK_THROWS_AS(pool.admit(span(Ints(17, 1))), std::invalid_argument);
   CHECK_THROWS_AS(pool.admit({}), std::invalid_argument);
   CHECK_THROWS_AS(pool.admit(span({1, -2})), std::invalid_argument);
+  pool.check_integrity();
+}
+
+TEST_CASE("page pool: a hit's own cached pages do not count as room for the rest of the prompt") {
+  PagePool pool(3, 32, 4, 20);
+  const int32_t a = pool.admit(span(Ints(12, 1)))->req_idx;
+  pool.commit(a, 12);
+  pool.release(a);
+  REQUIRE(pool.admit(span(Ints(8, 2))).has_value());
+  Ints prompt(13, 3);  // four pages: two cached, two to allocate, and only one other page can be evicted
+  std::fill_n(prompt.begin(), 8, 1);
+  CHECK(pool.can_admit(12));
+  CHECK_FALSE(pool.admit(span(prompt)).has_value());
+  CHECK(pool.n_cached_pages() == 3);
+  pool.check_integrity();
+  prompt.pop_back();
+  const auto admission = pool.admit(span(prompt));
+  REQUIRE(admission.has_value());
+  CHECK(admission->n_cached == 8);
+  CHECK(pool.n_free_pages() + pool.n_cached_pages() == 0);
   pool.check_integrity();
 }
 

@@ -52,6 +52,7 @@ class Allocator {
   int64_t state_bytes() const;
 
  private:
+  bool drop_run(int64_t first, int64_t n);
   void check_page(const char* operation, int32_t page) const;
 
   Bitmask free_;

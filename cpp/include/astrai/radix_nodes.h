@@ -59,13 +59,11 @@ class RadixNodes {
   // Hash of one page of ids; equal ids have equal hashes.
   uint64_t hash_page(const int32_t* ids) const;
 
-  // Makes room for pages that are about to be added.
-  // Throws std::invalid_argument when one of them is negative, in the tree already, or listed twice.
-  void reserve_pages(Int32Span pages);
   int32_t add_root(uint64_t key);
-  // A new leaf below parent with n_pages >= 1 pages. Precondition: no child starts with the same page; reserve_pages(pages).
+  // A new leaf below parent with n_pages >= 1 pages. Precondition: no child starts with the same page.
+  // Throws std::invalid_argument, before any change, when a page is negative, in the tree already, or listed twice.
   int32_t add_leaf(int32_t parent, const int32_t* ids, Int32Span pages);
-  // Lengthens a leaf's edge. Amortised O(pages added). Precondition: reserve_pages(pages).
+  // Lengthens a leaf's edge. Amortised O(pages added). Throws as add_leaf does.
   void append(int32_t leaf, const int32_t* ids, Int32Span pages);
   // Cuts the edge after its first n_upper pages, 0 < n_upper < n_pages. `node` keeps its index and the lower part; returns
   // the new node above it, with the same ref_count.
@@ -88,6 +86,7 @@ class RadixNodes {
   void shrink_edge(RadixNode& node);
   void copy_pages(RadixNode& node, int32_t at, const int32_t* ids, Int32Span pages) const;
   void map_pages(Int32Span pages, int32_t node);
+  void map_new_pages(Int32Span pages, int32_t node);
   void link_child(int32_t parent, int32_t child);
   void unlink_child(int32_t child);
   size_t bucket_of(int32_t parent, uint64_t key) const;

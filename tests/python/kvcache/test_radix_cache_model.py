@@ -186,10 +186,10 @@ def test_an_unheld_empty_namespace_leaves_nothing_behind() -> None:
 def test_a_page_recorded_elsewhere_is_refused() -> None:
     tree = _C.RadixCache(2)
     tree.record(0, [1, 2], 0)
-    with pytest.raises(ValueError, match="page 0 is recorded in another place"):
+    with pytest.raises(ValueError, match="page 0 is listed twice or recorded"):
         tree.record(0, [3, 4], 0)
     hold = tree.match([5, 6, 7, 8])
-    with pytest.raises(ValueError, match="page 3 is listed twice"):
+    with pytest.raises(ValueError, match="page 3 is listed twice or recorded"):
         tree.insert(hold, [5, 6, 7, 8], [3, 3])
     tree.release(hold)
     with pytest.raises(ValueError, match="was released"):
