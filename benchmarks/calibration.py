@@ -1,4 +1,5 @@
-"""How fast this machine is right now: printed beside every absolute time, so that figures of two runs can be compared."""
+"""How fast this machine is right now: printed beside every absolute time, so that figures of two
+runs can be compared."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def _ten_million_additions() -> None:
 
 
 def calibrate() -> dict[str, float]:
-    """Best of five: seconds for 10^7 Python additions, and GB/s (read + written) of a 64 MB copy."""
+    """Best of five: seconds for 10^7 Python additions, GB/s (read + written) of a 64 MB copy."""
     source, target = bytearray(64_000_000), bytearray(64_000_000)
 
     def copy() -> None:
@@ -42,15 +43,33 @@ def calibrate() -> dict[str, float]:
 def machine() -> dict[str, str]:
     """CPU model, Python, date and commit, for the head of a result file."""
     cpu = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+        check=False,
     ).stdout.strip()
-    return {"cpu": cpu, "python": platform.python_version(), "date": date.today().isoformat(), "commit": commit}
+    return {
+        "cpu": cpu,
+        "python": platform.python_version(),
+        "date": date.today().isoformat(),
+        "commit": commit,
+    }
 
 
 def summary(values: list[float]) -> dict[str, float]:
     """Median, best and worst of repeated measurements."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
+    }

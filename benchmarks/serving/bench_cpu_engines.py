@@ -1,11 +1,12 @@
-"""AstrAI, transformers and llama.cpp on the default model and a CPU, side by side in one run.
+r"""AstrAI, transformers and llama.cpp on the default model and a CPU, side by side in one run.
 
-    python benchmarks/serving/bench_cpu_engines.py --llama-python /path/to/venv/bin/python --out benchmarks/results
+    python benchmarks/serving/bench_cpu_engines.py --gguf MODEL.gguf --work FOLDER \
+        --llama-python VENV/bin/python
 
-Each engine is one process with the same number of threads; rounds go over all engines in turn, so that a slow moment of
-the machine meets all of them. Decode rates come from the difference of a long and a short generation, prefill from a
-one-token generation of a 512-token prompt. Needs `transformers`, and llama-cpp-python in the given interpreter (left out
-without one).
+Each engine is one process with the same number of threads; rounds go over all engines in turn, so
+that a slow moment of the machine meets all of them. Decode rates come from the difference of a long
+and a short generation, prefill from a one-token generation of a 512-token prompt. Needs
+`transformers`, and llama-cpp-python in the given interpreter (left out without one).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.calibration import calibrate, machine, summary  # noqa: E402
-from benchmarks.serving.model_files import write_bf16_gguf, write_hf_folder  # noqa: E402
+from benchmarks.calibration import calibrate, machine, summary
+from benchmarks.serving.model_files import write_bf16_gguf, write_hf_folder
 
 PROMPT, NEW, PREFILL, VOCAB = 32, 48, 512, 49152
 
@@ -54,8 +55,21 @@ class Engine:
 
 def start(name: str, python: str, peer: str, model: Path, dtype: str, threads: int) -> Engine:
     worker = Path(__file__).with_name("worker.py")
-    command = [python, str(worker), "--peer", peer, "--model", str(model), "--dtype", dtype, "--threads", str(threads)]
-    engine = Engine(name, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    command = [
+        python,
+        str(worker),
+        "--peer",
+        peer,
+        "--model",
+        str(model),
+        "--dtype",
+        dtype,
+        "--threads",
+        str(threads),
+    ]
+    engine = Engine(
+        name, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    )
     engine.read()
     return engine
 
@@ -74,9 +88,15 @@ def measure(engine: Engine, rng: random.Random) -> None:
 
 
 def table(engines: list[Engine]) -> str:
-    lines = ["| engine | prefill 512 | decode batch 1 | decode batch 8 |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| engine | prefill 512 | decode batch 1 | decode batch 8 |",
+        "| --- | --- | --- | --- |",
+    ]
     for engine in engines:
-        cells = [f"{statistics.median(engine.rates[k]):.1f}" for k in ("prefill_512", "decode_b1", "decode_b8")]
+        cells = [
+            f"{statistics.median(engine.rates[k]):.1f}"
+            for k in ("prefill_512", "decode_b1", "decode_b8")
+        ]
         lines.append(f"| {engine.name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -84,7 +104,9 @@ def table(engines: list[Engine]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gguf", type=Path, required=True, help="the default model's file")
-    parser.add_argument("--work", type=Path, required=True, help="folder for the converted files (0.8 GB)")
+    parser.add_argument(
+        "--work", type=Path, required=True, help="folder for the converted files (0.8 GB)"
+    )
     parser.add_argument("--llama-python", help="an interpreter with llama-cpp-python")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
@@ -100,11 +122,21 @@ def main() -> None:
 
     engines = []
     for dtype in args.dtypes:
-        engines.append(start(f"astrai {dtype}", sys.executable, "astrai", args.gguf, dtype, args.threads))
-        engines.append(start(f"transformers {dtype}", sys.executable, "transformers", folder, dtype, args.threads))
+        engines.append(
+            start(f"astrai {dtype}", sys.executable, "astrai", args.gguf, dtype, args.threads)
+        )
+        engines.append(
+            start(
+                f"transformers {dtype}", sys.executable, "transformers", folder, dtype, args.threads
+            )
+        )
     if args.llama_python:
-        engines.append(start("llama.cpp BF16", args.llama_python, "llama.cpp", bf16, "bfloat16", args.threads))
-        engines.append(start("llama.cpp Q4_1", args.llama_python, "llama.cpp", args.gguf, "q4_1", args.threads))
+        engines.append(
+            start("llama.cpp BF16", args.llama_python, "llama.cpp", bf16, "bfloat16", args.threads)
+        )
+        engines.append(
+            start("llama.cpp Q4_1", args.llama_python, "llama.cpp", args.gguf, "q4_1", args.threads)
+        )
 
     rng = random.Random(1)
     before = calibrate()
@@ -127,7 +159,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "cpu_engines.json").write_text(json.dumps(result, indent=1) + "\n")
     text = table(engines)
-    (args.out / "cpu_engines.md").write_text(f"# CPU engines ({result['cpu']}, {args.threads} threads)\n\n{text}\n")
+    (args.out / "cpu_engines.md").write_text(
+        f"# CPU engines ({result['cpu']}, {args.threads} threads)\n\n{text}\n"
+    )
     print(text)
     for engine in engines:
         engine.process.kill()

@@ -1,9 +1,10 @@
-"""Seconds from `astrai-serve` to the first streamed token, import time, and peak resident memory under load.
+"""Seconds from `astrai-serve` to the first streamed token, import time, and peak resident memory
+under load.
 
     python benchmarks/serving/bench_startup.py [--dtype float32] [--out benchmarks/results]
 
-The model's file is read once before, so that it lies in the page cache. The peak (VmHWM of the server process) is taken
-after 16 concurrent requests with prompts of about 900 tokens.
+The model's file is read once before, so that it lies in the page cache. The peak (VmHWM of the
+server process) is taken after 16 concurrent requests with prompts of about 900 tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.calibration import calibrate, machine, summary  # noqa: E402
+from benchmarks.calibration import calibrate, machine, summary
 
 
 def free_port() -> int:
@@ -32,15 +33,19 @@ def free_port() -> int:
 
 
 def post(url: str, body: dict[str, Any]) -> urllib.request.Request:
-    return urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    return urllib.request.Request(
+        url, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
 
 
 def first_token_s(url: str, process: subprocess.Popen[bytes], start: float) -> float:
-    """Ask for a stream again and again until the server is up; seconds from `start` to the first text."""
+    """Ask for a stream until the server is up; seconds from `start` to the first text."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "stream": True}
     while process.poll() is None:
         try:
-            with urllib.request.urlopen(post(url + "/v1/chat/completions", body), timeout=60) as stream:
+            with urllib.request.urlopen(
+                post(url + "/v1/chat/completions", body), timeout=60
+            ) as stream:
                 for line in stream:
                     if line.startswith(b"data:") and b'"content"' in line:
                         return time.perf_counter() - start
@@ -53,7 +58,10 @@ def load(url: str) -> None:
     """16 requests at once, each with its own prompt of about 900 tokens."""
 
     def one(i: int) -> None:
-        body = {"messages": [{"role": "user", "content": f"{i} " + "walk the fox home " * 220}], "max_tokens": 32}
+        body = {
+            "messages": [{"role": "user", "content": f"{i} " + "walk the fox home " * 220}],
+            "max_tokens": 32,
+        }
         urllib.request.urlopen(post(url + "/v1/chat/completions", body), timeout=600).read()
 
     with ThreadPoolExecutor(16) as pool:
@@ -62,7 +70,10 @@ def load(url: str) -> None:
 
 def peak_mb(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+        / 1024
+    )
 
 
 def import_s() -> float:
@@ -80,11 +91,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
 
-    starts, stats, peak = [], {}, 0.0
+    starts: list[float] = []
+    stats: dict[str, Any] = {}
+    peak = 0.0
     for i in range(args.rounds + 1):
         port = free_port()
         start = time.perf_counter()
-        command = [sys.executable, "-m", "astrai.cli.serve", "--port", str(port), "--dtype", args.dtype]
+        command = [
+            sys.executable,
+            "-m",
+            "astrai.cli.serve",
+            "--port",
+            str(port),
+            "--dtype",
+            args.dtype,
+        ]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         url = f"http://127.0.0.1:{port}"
         seconds = first_token_s(url, process, start)
@@ -97,18 +118,20 @@ def main() -> None:
         process.terminate()
         process.wait(30)
     result = {
-        "what": "astrai-serve with the default model: start to first streamed token; peak resident memory",
+        "what": "astrai-serve, default model: start to first streamed token; peak resident memory",
         **machine(),
         "dtype": args.dtype,
         "calibration": calibrate(),
         "start_to_first_token_s": summary(starts),
         "import_astrai_s": summary([import_s() for _ in range(5)]),
         "peak_resident_mb": round(peak, 1),
-        "memory": stats.get("memory", {}),
+        "memory_bytes": stats["memory_bytes"],
     }
     (args.out / "cpu_startup.json").write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
-    print(f"start to first token: median {statistics.median(starts):.2f} s, best {min(starts):.2f} s")
+    print(
+        f"start to first token: median {statistics.median(starts):.2f} s, best {min(starts):.2f} s"
+    )
 
 
 if __name__ == "__main__":

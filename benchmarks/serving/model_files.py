@@ -1,7 +1,7 @@
 """Write the default model's GGUF in the other forms that the compared engines read.
 
-A Hugging Face folder (float32 safetensors, for `transformers`) and a BF16 GGUF (for llama.cpp), both from the
-dequantised Q4_1 file, so that every engine multiplies by the same numbers.
+A Hugging Face folder (float32 safetensors, for `transformers`) and a BF16 GGUF (for llama.cpp),
+both from the dequantised Q4_1 file, so that every engine multiplies by the same numbers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ def _hf_name(name: str) -> str:
     if name.startswith("blk."):
         _, layer, part, kind = name.split(".")
         return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
-    return {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}[name]
+    return {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }[name]
 
 
 def _to_half_split(weight: np.ndarray, n_heads: int) -> np.ndarray:
-    """Undo llama.cpp's row order of q and k (interleaved pairs) into Hugging Face's (half split)."""
+    """Turn llama.cpp's row order of q and k (interleaved pairs) into the half split one."""
     rows, cols = weight.shape
     pairs = weight.reshape(n_heads, rows // n_heads // 2, 2, cols)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, cols))
@@ -45,7 +48,7 @@ def _field(reader: gguf.GGUFReader, key: str) -> int | float:
 
 
 def write_hf_folder(source: Path, folder: Path) -> None:
-    """Write config.json and model.safetensors (float32) of a llama-architecture GGUF into `folder`."""
+    """Write config.json and model.safetensors (float32) of a llama GGUF into `folder`."""
     reader = gguf.GGUFReader(source)
     n_heads = int(_field(reader, "llama.attention.head_count"))
     n_kv_heads = int(_field(reader, "llama.attention.head_count_kv"))

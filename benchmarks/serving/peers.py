@@ -1,9 +1,10 @@
-"""The engines that bench_cpu_engines.py compares, one class each, all with the same three timed calls.
+"""The engines that bench_cpu_engines.py compares, one class each, all with the same three timed
+calls.
 
-Each class loads the same weights (the embedded default model) and offers `generate_s(prompts, n_new) -> float`: wall
-seconds to prefill `prompts` (token ids, one list a sequence) and decode `n_new` greedy tokens of each, the end token
-ignored. Rates are differences of two such calls, so that what a call costs once does not count. One class is loaded
-per process: see `worker.py`.
+Each class loads the same weights (the embedded default model) and offers `generate_s(prompts,
+n_new) -> float`: wall seconds to prefill `prompts` (token ids, one list a sequence) and decode
+`n_new` greedy tokens of each, the end token ignored. Rates are differences of two such calls, so
+that what a call costs once does not count. One class is loaded per process: see `worker.py`.
 """
 
 from __future__ import annotations
@@ -35,11 +36,8 @@ class AstraiPeer:
         )
 
     def generate_s(self, prompts: list[list[int]], n_new: int) -> float:
-        from astrai.sampling import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=n_new, ignore_eos=True)
         start = time.perf_counter()
-        self._engine.generate(prompts, params=params)
+        self._engine.generate(prompts, max_tokens=n_new, temperature=0.0, ignore_eos=True)
         return time.perf_counter() - start
 
 
@@ -71,7 +69,7 @@ class TransformersPeer:
 
 
 class LlamaCppPeer:
-    """llama.cpp through its C functions as llama-cpp-python binds them: one batch a step, greedy."""
+    """llama.cpp by the C functions that llama-cpp-python binds: one batch a step, greedy."""
 
     def __init__(self, model_path: Path, dtype: str, threads: int) -> None:
         import llama_cpp
@@ -109,7 +107,11 @@ class LlamaCppPeer:
         import numpy as np
 
         row = self._lib.llama_get_logits_ith(self._ctx, i)
-        return int(np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (self._n_vocab,)).argmax())
+        return int(
+            np.ctypeslib.as_array(
+                ctypes.cast(row, ctypes.POINTER(ctypes.c_float)), (self._n_vocab,)
+            ).argmax()
+        )
 
     def generate_s(self, prompts: list[list[int]], n_new: int) -> float:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._ctx), True)

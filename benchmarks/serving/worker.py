@@ -1,7 +1,7 @@
 """One engine in one process: reads a JSON request a line from stdin, answers with a JSON line.
 
-Requests: {"prompts": [[ids]], "n_new": n} -> {"seconds": s}. Between requests the process blocks on stdin, so that
-engines measured in turn do not disturb each other.
+Requests: {"prompts": [[ids]], "n_new": n} -> {"seconds": s}. Between requests the process blocks on
+stdin, so that engines measured in turn do not disturb each other.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import platform
 import sys
 from collections.abc import Callable
 from functools import cache
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from astrai import _C
@@ -126,6 +126,8 @@ def _usable_cpus() -> int:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # slow to import, and only the report asks
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

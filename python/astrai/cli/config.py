@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from astrai.cli.options import Option, OptionError, nearest
 
-# `runtime:` belongs to scripts/serve.sh, which reads the same file.
+# `runtime:` is for tools that start a container from the same file.
 _SECTIONS = ("server", "runtime")
 
 
@@ -18,6 +16,8 @@ def read_config(path: Path, options: list[Option]) -> dict[str, Any]:
 
     Raises OptionError naming the file and the key at fault.
     """
+    import yaml  # most starts have no file
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

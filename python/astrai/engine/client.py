@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Protocol
 
 from astrai.engine.engine_task import EngineTask, EventSink
@@ -64,16 +65,19 @@ class InProcessClient:
         end_ids: tuple[int, ...],
         has_text: bool = True,
         default_backend: AttentionBackend | None = None,
+        memory_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """end_ids: ids that end a text unless ignore_eos. has_text: False without a tokenizer,
         when every token is told at once because no text will ever tell it. default_backend:
-        attention backend of requests that were made under no selection."""
+        attention backend of requests that were made under no selection. memory_bytes: what the
+        engine holds, by name, for `stats`."""
         self._scheduler = scheduler
         self._pool = pool
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._has_text = has_text
         self._default_backend = default_backend
+        self._memory_bytes = dict(memory_bytes or {})
 
     def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
         params = request.params
@@ -115,7 +119,7 @@ class InProcessClient:
         self._scheduler.cancel(request_id)
 
     def stats(self) -> dict[str, object]:
-        return self._scheduler.stats()
+        return {**self._scheduler.stats(), "memory_bytes": self._memory_bytes}
 
     def is_healthy(self) -> bool:
         return self._scheduler.is_healthy()

@@ -121,6 +121,10 @@ class InferenceEngine:
             end_ids,
             has_text=tokenizer is not None,
             default_backend=self._default_backend,
+            memory_bytes={
+                "weights": sum(weight.nbytes for weight in model.parameters()),
+                "kv_pool": cache.storage.k_buffer.nbytes + cache.storage.v_buffer.nbytes,
+            },
         )
         self._scheduler.start()
 
@@ -245,7 +249,7 @@ class InferenceEngine:
         return self._pieces(request)
 
     def get_stats(self) -> dict[str, object]:
-        """Counters, queue lengths, pages and latencies."""
+        """Counters, queue lengths, pages, latencies and the bytes of weights and KV pool."""
         return self.client.stats()
 
     def shutdown(self) -> None:

@@ -170,7 +170,7 @@ class GGUFFile:
     def _array(self, key: str) -> list[str] | npt.NDArray[Any]:
         type_id = self._scalar("I", key)
         if type_id == _STRING:
-            return [self._string(key) for _ in range(self._count(key, least_bytes=8))]
+            return self._strings(key)
         if type_id not in _SCALARS:
             raise self._fault(f"metadata array {key!r} has the unsupported type {type_id}")
         code = _SCALARS[type_id]
@@ -180,6 +180,25 @@ class GGUFFile:
         mapped = np.frombuffer(self._map, np.dtype("<" + code), count, begin)
         numbers: npt.NDArray[Any] = mapped.copy()
         return numbers
+
+    def _strings(self, key: str) -> list[str]:
+        """An array of strings. Vocabularies have 10^5 of them, so this is `_string` unrolled."""
+        count = self._count(key, least_bytes=8)
+        data, size, at = self._map, self._size, self._at
+        read_length = struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(count):
+            if at + 8 > size:
+                self._at = at
+                self._take(8, key)  # raises
+            begin = at + 8
+            at = begin + read_length(data, at)[0]
+            if at > size:
+                self._at = begin
+                self._take(at - begin, key)  # raises
+            strings.append(data[begin:at].decode("utf-8"))
+        self._at = at
+        return strings
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string("a tensor name", _MAX_KEY_BYTES)

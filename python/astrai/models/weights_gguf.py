@@ -1,8 +1,8 @@
 """Weights of a GGUF file, dequantised tensor by tensor into the serving dtype.
 
-Block formats are the `gguf` package's; this module gives it a few rows at a time, so that the
-float32 intermediate stays within the processor's cache, and spreads the pieces over threads
-(numpy releases the interpreter lock in its loops)."""
+Block formats are the `gguf` package's; this module gives it some rows at a time, so that the
+float32 intermediate stays small, and spreads the pieces over threads (numpy releases the
+interpreter lock in part of its loops)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from astrai.models.gguf_file import GGUFFile, GGUFTensor
 
 __all__ = ["GGUF_LAYER_NAMES", "GGUF_TOP_NAMES", "GGUFSource", "read_vector"]
 
-# float32 values dequantised at a time: torch copies no more than this in the calling thread, so the
-# threads here do not start OpenMP teams of their own.
-_PIECE_ELEMENTS = 32 * 1024
-_PIECES_PER_TASK = 32
+# float32 values dequantised at a time. Larger pieces spread the cost of numpy's dozen calls.
+_PIECE_ELEMENTS = 1024 * 1024
 
 GGUF_TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -92,19 +90,19 @@ class GGUFSource:
             out.copy_(values) if row_index is None else out.index_copy_(0, row_index, values)
             return
         piece_rows = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
-        task_rows = piece_rows * _PIECES_PER_TASK
 
-        def fill(task_begin: int) -> None:
-            task_end = min(task_begin + task_rows, n_rows)
-            for begin in range(task_begin, task_end, piece_rows):
-                end = min(begin + piece_rows, task_end)
-                values = torch.from_numpy(_read(self._file, tensor, begin, end))
-                if row_index is None:
-                    out[begin:end].copy_(values)
-                else:
-                    out[row_index[begin:end]] = values.to(out.device, out.dtype)
+        def fill(begin: int) -> None:
+            end = min(begin + piece_rows, n_rows)
+            values = _read(self._file, tensor, begin, end)
+            if row_index is not None:
+                out[row_index[begin:end]] = torch.from_numpy(values).to(out.device, out.dtype)
+            elif out.dtype == torch.float32 and out.device.type == "cpu":
+                # numpy copies in this thread; torch would start an OpenMP team in each.
+                np.copyto(out[begin:end].numpy(), values)
+            else:
+                out[begin:end].copy_(torch.from_numpy(values))
 
-        for _ in self._pool.map(fill, range(0, n_rows, task_rows)):
+        for _ in self._pool.map(fill, range(0, n_rows, piece_rows)):
             pass  # waits, and raises what a thread raised
         self._file.forget_pages()
 

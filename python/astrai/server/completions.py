@@ -31,6 +31,8 @@ from astrai.server.sse import DONE, frame
 class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
     """Shapes of one text completion; made anew for each request."""
 
+    prompt_field = "prompt"
+
     def prepare(
         self, request: CompletionRequest, engine: EngineLink
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import cached_property
 from typing import Any, TypeVar
 
 from astrai.engine import AsyncEventRouter, GenerationRequest, InferenceEngine, TokenEvent
@@ -69,7 +70,7 @@ class EngineLink:
     def encode_text(
         self, text: str, add_special_tokens: bool = False, parse_special: bool = True
     ) -> list[int]:
-        self._refuse_hopeless(len(text))
+        self._refuse_hopeless(len(text), "prompt")
         return self.tokenizer.encode(text, add_special_tokens, parse_special)
 
     def encode_chat(
@@ -77,7 +78,7 @@ class EngineLink:
     ) -> list[int]:
         """Prompt ids of a conversation. Raises a 400 with the template's message."""
         tokenizer, template = self.tokenizer, self.chat_template
-        self._refuse_hopeless(sum(len(message["content"]) for message in messages))
+        self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
         try:
             return encode_chat(tokenizer, template, messages, tools=tools)
         except TemplateError as error:
@@ -107,15 +108,18 @@ class EngineLink:
             b"" if skip_special and token_id in self._special_ids else self.token_bytes()[token_id]
         )
 
-    def check_prompt(self, prompt_ids: list[int]) -> None:
-        """Refuse prompts that leave no room for one new token, or hold ids the model lacks."""
+    def check_prompt(self, prompt_ids: list[int], param: str) -> None:
+        """Refuse prompts that leave no room for one new token, or hold ids the model lacks.
+
+        param: the field of the request that the prompt came from.
+        """
         if not prompt_ids:
-            raise bad_request("the prompt is empty", param="prompt", code="empty_prompt")
-        self._refuse_longer_than(len(prompt_ids), self._prompt_limit())
+            raise bad_request("the prompt is empty", param=param, code="empty_prompt")
+        self._refuse_longer_than(len(prompt_ids), self._prompt_limit(), param)
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
             raise bad_request(
                 f"the prompt holds a token id outside 0 to {self.vocab_size - 1}",
-                param="prompt",
+                param=param,
                 code="invalid_token_id",
             )
 
@@ -125,20 +129,26 @@ class EngineLink:
             limit = min(limit, self.settings.max_prompt_tokens)
         return limit
 
-    def _refuse_longer_than(self, n_tokens: int, limit: int, at_least: str = "") -> None:
+    def _refuse_longer_than(
+        self, n_tokens: int, limit: int, param: str, at_least: str = ""
+    ) -> None:
         if n_tokens > limit:
             raise bad_request(
                 f"the prompt has {at_least}{n_tokens} tokens; at most {limit} fit "
                 f"(the context is {self.max_seq_len} tokens)",
-                param="messages",
+                param=param,
                 code="context_length_exceeded",
             )
 
-    def _refuse_hopeless(self, n_chars: int) -> None:
+    def _refuse_hopeless(self, n_chars: int, param: str) -> None:
         """Refuse a text that is too long however it is tokenised, before the work of doing so."""
-        longest = max(map(len, self.token_bytes()), default=0)
-        if longest:
-            self._refuse_longer_than(n_chars // longest, self._prompt_limit(), "more than ")
+        if self._longest_piece:
+            n_tokens = n_chars // self._longest_piece
+            self._refuse_longer_than(n_tokens, self._prompt_limit(), param, "more than ")
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(map(len, self.token_bytes()), default=0)
 
     # generation -------------------------------------------------------------------------------
 

@@ -90,6 +90,8 @@ class ResponseBuilder(ABC, Generic[RequestT]):
     The `format_stream_*` methods return complete SSE frames, possibly none (b"").
     """
 
+    prompt_field = "messages"  # the request's field that errors about the prompt name
+
     @abstractmethod
     def prepare(
         self, request: RequestT, engine: EngineLink
@@ -148,7 +150,7 @@ class ProtocolHandler(Generic[RequestT]):
         choices: list[Choice] = []
         requests: list[GenerationRequest] = []
         for prompt_ids in prompts:
-            self._engine.check_prompt(prompt_ids)
+            self._engine.check_prompt(prompt_ids, self._builder.prompt_field)
             for i in range(ctx.n):
                 params = sampling
                 if i and sampling.seed is not None:

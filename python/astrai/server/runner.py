@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from types import FrameType
 
 import uvicorn
@@ -22,6 +23,7 @@ log = logging.getLogger("astrai.server")
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the idle time of common client pools, which else meet closed ones
 _GRACE_S = 3  # after the drain: for answers of cancelled requests to be written
+_SECOND_SIGNAL_S = 0.1  # a supervisor that signals both process and group means one signal
 
 
 class ListenError(OSError):
@@ -81,10 +83,16 @@ class _DrainingServer(uvicorn.Server):
         self._app = app
         self._engine = engine
         self._drain_timeout_s = drain_timeout_s
+        self._signalled_at = -math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signal handler. The signal is not raised again afterwards: a drained exit is status 0."""
         name = signal.Signals(sig).name
+        now = time.monotonic()
+        is_echo = now - self._signalled_at < _SECOND_SIGNAL_S
+        self._signalled_at = now
+        if is_echo:
+            return
         if self.should_exit:
             log.warning("%s again: leaving at once", name)
             sys.stdout.flush()

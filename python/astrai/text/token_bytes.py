@@ -31,6 +31,11 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+# Latin-1 characters are the bytes of the same number; those the alphabet does not use as such map
+# beyond Latin-1, so that encoding fails on them.
+_TO_LATIN_1 = {chr(code): "\uffff" for code in range(0x100) if chr(code) not in _ALPHABET}
+_TO_LATIN_1.update({character: chr(byte) for character, byte in _ALPHABET.items()})
+_BYTE_SPELLING = str.maketrans(_TO_LATIN_1)
 
 
 def decoding_style(decoder: Mapping[str, Any] | None) -> tuple[str, bool]:
@@ -61,8 +66,8 @@ def piece_bytes(piece: str, style: str) -> bytes:
     """The bytes of one vocabulary entry; an added token's are its own text."""
     if style == BYTE_LEVEL:
         try:
-            return bytes([_ALPHABET[character] for character in piece])
-        except KeyError:  # not spelled in the alphabet: text as it stands
+            return piece.translate(_BYTE_SPELLING).encode("latin-1")
+        except UnicodeEncodeError:  # not spelled in the alphabet: text as it stands
             return piece.encode("utf-8")
     if style == WORDS:
         return f" {piece}".encode()
