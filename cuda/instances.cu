@@ -18,8 +18,6 @@ KernelInstances compiled_instances() {
 
 std::vector<std::string> cuda_archs() { return {ASTRAI_CUDA_ARCHS_LIST}; }
 
-int prefill_q_tile_rows(int, int, int, DType, int) { return kDefaultQTileRows; }
-
 void throw_no_instance(const char* op, DType dtype, int head_dim) {
   const KernelInstances instances = compiled_instances();
   std::string built;

@@ -341,6 +341,25 @@ def prefill_q_tile_rows(
     device: torch.device | int,
 ) -> int: ...
 def rotary_emb(x: Tensor, freqs: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+def attn_paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    kv_indptr: Tensor,
+    qo_indptr: Tensor,
+    q_tile_to_batch: Tensor,
+    q_tile_to_index: Tensor,
+    out: Tensor,
+    is_causal: bool,
+    sm_scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    q_tile_rows: int = 0,
+    lse: Tensor | None = None,
+    stream: int | None = None,
+) -> None: ...
 def store_kv(
     k: Tensor,
     v: Tensor,

@@ -41,6 +41,7 @@ class KVCache:
     decode_ml_part: Tensor | None = field(repr=False)
     decode_out: Tensor | None = field(repr=False)
     decode_split_indptr: Tensor | None = None  # [batch + 1] prefix sum of KV splits
+    q_tile_rows: int | None = None  # query rows of a tile; None: what the prefill kernel asks for
     max_q_len: int = 1
     seq_lens_cpu: tuple[int, ...] | None = None  # lengths on the host: read without synchronising
     q_lens_cpu: tuple[int, ...] | None = None

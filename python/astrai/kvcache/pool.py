@@ -161,6 +161,7 @@ class PagePool:
             decode_ml_part=decode_ml_part,
             decode_out=decode_out,
             decode_split_indptr=section("decode_split_indptr"),
+            q_tile_rows=self._q_tile_rows,
             max_q_len=layout.max_q_len,
             seq_lens_cpu=tuple(start + n for start, n in zip(starts, q_lens, strict=True)),
             q_lens_cpu=tuple(q_lens),

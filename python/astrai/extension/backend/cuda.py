@@ -72,6 +72,7 @@ class CudaBackend(AttentionBackend):
             cache.q_tile_to_index,
             is_causal=True,
             sm_scale=sm_scale,
+            q_tile_rows=cache.q_tile_rows,
         )
 
     def fwd_decode(

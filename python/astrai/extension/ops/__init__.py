@@ -8,7 +8,8 @@ from __future__ import annotations
 from astrai._C import KernelUnavailableError
 
 from ._availability import KERNEL_NAMES, is_available, unavailable_reason
-from .attention import attn_paged_decode, attn_paged_prefill
+from .attention import attn_paged_decode
+from .attn_paged_prefill import attn_paged_prefill
 from .rotary_emb import rotary_emb
 from .store_kv import store_kv
 

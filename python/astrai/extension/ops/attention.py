@@ -1,4 +1,4 @@
-"""The paged attention kernels. No build has them: both calls say so and name the remedy."""
+"""The attn_paged_decode kernel. No build has it: the call says so and names the remedy."""
 
 from __future__ import annotations
 
@@ -32,27 +32,6 @@ def attn_paged_decode(
     q: [batch, n_heads, head_dim]. Raises KernelUnavailableError.
     """
     _raise_unavailable("attn_paged_decode", q)
-
-
-def attn_paged_prefill(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    req_to_token: Tensor,
-    req_pool_indices: Tensor,
-    kv_indptr: Tensor,
-    qo_indptr: Tensor,
-    q_tile_to_batch: Tensor,
-    q_tile_to_index: Tensor,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    sm_scale: float | None = None,
-) -> Tensor:
-    """Attend the packed new rows of every request over its paged KV.
-
-    q: [total_q, n_heads, head_dim]. Raises KernelUnavailableError.
-    """
-    _raise_unavailable("attn_paged_prefill", q)
 
 
 def _raise_unavailable(name: str, q: Tensor) -> NoReturn:

@@ -1,0 +1,79 @@
+// attn_paged_prefill: checks, then the instance of (dtype, head_dim). Contract: <astrai/attn_paged_prefill.h>.
+#include "attention/attn_paged_prefill.cuh"
+#include "attention/attn_paged_prefill_sm90.cuh"
+
+#include "astrai_instances.inc"
+#include "astrai/ops.h"
+#include "common/instances.cuh"
+#include "common/launch.cuh"
+
+namespace astrai {
+namespace {
+
+#ifndef ASTRAI_ATTN_PAGED_PREFILL_SM90_INSTANCES  // a build without sm_90a
+#define ASTRAI_ATTN_PAGED_PREFILL_SM90_INSTANCES(X)
+#endif
+
+struct Instance {
+  void (*launch)(const PagedPrefillArgs&, cudaStream_t);
+  int block_rows;  // rows of a thread block's tile, all heads of it counted
+};
+
+Instance find_generic(DType dtype, int head_dim) {
+#define ASTRAI_FIND(kernel, dtype_name, T, kHeadDim) \
+  if (dtype == kDTypeOf<T> && head_dim == kHeadDim)  \
+    return {&launch_attn_paged_prefill<T, kHeadDim>, PrefillShape<kHeadDim>::kRows};
+  ASTRAI_ATTN_PAGED_PREFILL_INSTANCES(ASTRAI_FIND)
+#undef ASTRAI_FIND
+  return {nullptr, 0};
+}
+
+bool is_sm90(int device_idx) {
+  int major = 0, minor = 0;  // stay 0 without a driver
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_idx);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_idx);
+  return major == 9 && minor == 0;
+}
+
+// The kernel with wgmma where there is one, else the one for every GPU. The choice never looks at the batch.
+Instance find_instance(DType dtype, int head_dim, int device_idx) {
+#define ASTRAI_FIND(kernel, dtype_name, T, kHeadDim)                        \
+  if (dtype == kDTypeOf<T> && head_dim == kHeadDim && is_sm90(device_idx)) \
+    return {&launch_attn_paged_prefill_sm90<T, kHeadDim>, PrefillSm90Shape<kHeadDim>::kRows};
+  ASTRAI_ATTN_PAGED_PREFILL_SM90_INSTANCES(ASTRAI_FIND)
+#undef ASTRAI_FIND
+  return find_generic(dtype, head_dim);
+}
+
+}  // namespace
+
+int prefill_q_tile_rows(int n_heads, int n_kv_heads, int head_dim, DType dtype, int device_idx) {
+  const Instance instance = find_instance(dtype, head_dim, device_idx);
+  if (instance.launch == nullptr) return kDefaultQTileRows;
+  return instance.block_rows / prefill_heads_per_tile(n_heads, n_kv_heads);
+}
+
+void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOptions& options, void* stream) {
+  PagedPrefillArgs args = check_attn_paged_prefill(tensors, options);
+  // The tiles are cut for find_instance()'s kernel; the generic one alone has a soft cap, and takes tiles of any size.
+  const Instance instance = find_instance(tensors.q.dtype, args.head_dim, tensors.q.device_idx);
+  if (instance.launch == nullptr) throw_no_instance("attn_paged_prefill", tensors.q.dtype, args.head_dim);
+  check_on_one_gpu("attn_paged_prefill", {{"q", &tensors.q},
+                                          {"k_cache", &tensors.k_cache},
+                                          {"v_cache", &tensors.v_cache},
+                                          {"req_to_token", &tensors.req_to_token},
+                                          {"req_pool_indices", &tensors.req_pool_indices},
+                                          {"kv_indptr", &tensors.kv_indptr},
+                                          {"qo_indptr", &tensors.qo_indptr},
+                                          {"q_tile_to_batch", &tensors.q_tile_to_batch},
+                                          {"q_tile_to_index", &tensors.q_tile_to_index},
+                                          {"out", &tensors.out}});
+  if (args.lse != nullptr) check_on_one_gpu("attn_paged_prefill", {{"q", &tensors.q}, {"lse", &tensors.lse}});
+  if (args.n_tiles == 0 || tensors.q.numel() == 0) return;
+  if (args.q_tile_rows == 0) args.q_tile_rows = instance.block_rows / args.heads_per_tile;
+  const DeviceGuard guard(tensors.q.device_idx, "attn_paged_prefill");
+  const Instance chosen = args.soft_cap > 0 ? find_generic(tensors.q.dtype, args.head_dim) : instance;
+  chosen.launch(args, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace astrai
