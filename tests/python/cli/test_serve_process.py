@@ -17,8 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-REPO = Path(__file__).resolve().parents[3]
-FAKES = REPO / "tests" / "python" / "server"
+import astrai
+
+FAKES = Path(__file__).resolve().parents[1] / "server"
+PACKAGE_FOLDER = Path(astrai.__file__).parents[1]  # the installed package, or the source tree's
 # The real command with the fake engine in place of a loaded model.
 WITH_FAKE = f"""
 import sys
@@ -39,7 +41,7 @@ def start(log: Path, *argv: str, command: list[str]) -> tuple[subprocess.Popen[b
             [sys.executable, *command, "--port", "0", *argv],
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(REPO / "python")},
+            env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER)},
         )
     for _ in range(600):
         assert process.poll() is None, log.read_text()
@@ -133,7 +135,7 @@ def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(REPO / "python"), **env},
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER), **env},
     )
 
 
