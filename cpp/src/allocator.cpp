@@ -1,6 +1,5 @@
 #include "astrai/allocator.h"
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -18,9 +17,7 @@ int32_t checked_n_pages(int64_t n_pages) {
 
 }  // namespace
 
-Allocator::Allocator(int64_t n_pages)
-    : free_(checked_n_pages(n_pages), true),
-      ref_counts_(static_cast<size_t>(n_pages), 0) {}
+Allocator::Allocator(int64_t n_pages) : free_(checked_n_pages(n_pages), true) {}
 
 void Allocator::check_page(const char* operation, int32_t page) const {
   if (page < 0 || page >= n_pages()) {
@@ -44,25 +41,32 @@ bool Allocator::alloc_many(int64_t n, int32_t* out) {
     cached_.remove(out[i]);
     if (on_evict_) on_evict_(out[i]);
   }
-  for (int64_t i = 0; i < n; ++i) ref_counts_[static_cast<size_t>(out[i])] = 1;
-  n_held_ += n;
   return true;
 }
 
 void Allocator::free(int32_t page, bool keep_cached) {
   check_page("free", page);
-  int32_t& ref_count = ref_counts_[static_cast<size_t>(page)];
-  if (ref_count == 0) {
+  if (!is_held(page)) {
     throw std::invalid_argument("Allocator.free: page " + std::to_string(page) + " has ref_count 0; it was freed before");
   }
-  if (keep_cached) cached_.grow(static_cast<int32_t>(n_pages()));  // 8 bytes a page, from the first use on
-  if (--ref_count > 0) return;
-  --n_held_;
-  if (keep_cached) {
+  if (keep_cached) cached_.grow(static_cast<int32_t>(n_pages()));
+  if (!extra_owners_.empty() && extra_owners_[static_cast<size_t>(page)] > 0) {
+    --extra_owners_[static_cast<size_t>(page)];
+  } else if (keep_cached) {
     cached_.push_newest(page);
   } else {
     free_.set(page);
   }
+}
+
+// Whether no page of the run is free, cached or shared.
+bool Allocator::is_run_held_once(int64_t first, int64_t n) const {
+  if (first < 0 || first + n > n_pages() || free_.has_any(first, n)) return false;
+  if (cached_.count() == 0 && extra_owners_.empty()) return true;
+  for (auto page = static_cast<int32_t>(first); page < first + n; ++page) {
+    if (ref_count(page) != 1) return false;
+  }
+  return true;
 }
 
 void Allocator::free_many(Int32Span pages) {
@@ -70,58 +74,44 @@ void Allocator::free_many(Int32Span pages) {
     const int64_t first = pages[i];
     n_run = 1;
     while (i + n_run < pages.size && pages[i + n_run] == first + n_run) ++n_run;
-    const bool is_inside = first >= 0 && first + n_run <= n_pages();
-    if (is_inside && drop_run(first, n_run)) continue;
-    for (int64_t k = 0; k < i; ++k) {  // take the runs before it back
-      n_held_ += ref_counts_[static_cast<size_t>(pages[k])]++ == 0;
-      free_.reset(pages[k]);
+    if (is_run_held_once(first, n_run)) {
+      free_.set_run(first, n_run);
+      continue;
     }
-    throw std::invalid_argument("Allocator.free_many: pages " + std::to_string(first) + " to " +
-                                std::to_string(first + n_run - 1) + " at position " + std::to_string(i) +
-                                " are not all held, or not as often as they are listed; nothing was freed");
+    n_run = 1;
+    if (first >= 0 && first < n_pages() && is_held(pages[i])) {
+      free(pages[i]);
+      continue;
+    }
+    for (int64_t k = i - 1; k >= 0; --k) {  // take the pages before it back
+      if (free_.test(pages[k])) {
+        free_.reset(pages[k]);
+      } else {
+        ++extra_owners_[static_cast<size_t>(pages[k])];
+      }
+    }
+    throw std::invalid_argument("Allocator.free_many: page " + std::to_string(first) + " at position " + std::to_string(i) +
+                                " is not held, or not as often as it is listed; nothing was freed");
   }
-}
-
-// Drops one owner of n neighbouring pages; false, and nothing changed, when one has none.
-bool Allocator::drop_run(int64_t first, int64_t n) {
-  int32_t* ref_counts = ref_counts_.data() + first;
-  int32_t lowest = INT32_MAX;
-  int32_t highest = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    lowest = std::min(lowest, ref_counts[i]);
-    highest = std::max(highest, ref_counts[i]);
-  }
-  if (lowest < 1) return false;
-  for (int64_t i = 0; i < n; ++i) --ref_counts[i];
-  if (highest == 1) {
-    free_.set_run(first, n);
-    n_held_ -= n;
-    return true;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    if (ref_counts[i] > 0) continue;
-    free_.set(first + i);
-    --n_held_;
-  }
-  return true;
 }
 
 void Allocator::inc_ref(int32_t page) {
   check_page("inc_ref", page);
-  int32_t& ref_count = ref_counts_[static_cast<size_t>(page)];
-  if (ref_count == 0) {
-    if (!cached_.contains(page)) {
-      throw std::invalid_argument("Allocator.inc_ref: page " + std::to_string(page) + " is free; take it with alloc()");
-    }
-    cached_.remove(page);
-    ++n_held_;
+  if (free_.test(page)) {
+    throw std::invalid_argument("Allocator.inc_ref: page " + std::to_string(page) + " is free; take it with alloc()");
   }
-  ++ref_count;
+  if (cached_.contains(page)) {
+    cached_.remove(page);
+    return;
+  }
+  extra_owners_.resize(static_cast<size_t>(n_pages()), 0);
+  ++extra_owners_[static_cast<size_t>(page)];
 }
 
 int32_t Allocator::ref_count(int32_t page) const {
   check_page("ref_count", page);
-  return ref_counts_[static_cast<size_t>(page)];
+  if (!is_held(page)) return 0;
+  return extra_owners_.empty() ? 1 : 1 + extra_owners_[static_cast<size_t>(page)];
 }
 
 void Allocator::touch(int32_t page) {
@@ -134,26 +124,22 @@ void Allocator::touch(int32_t page) {
 void Allocator::check_integrity() const {
   free_.check_integrity();
   cached_.check_integrity();
-  int64_t n_held = 0;
   for (int32_t page = 0; page < n_pages(); ++page) {
-    const int32_t ref_count = ref_counts_[static_cast<size_t>(page)];
-    const int n_states = (ref_count > 0) + free_.test(page) + cached_.contains(page);
-    if (ref_count < 0 || n_states != 1) {
-      throw Error("Allocator: page " + std::to_string(page) + " has ref_count " + std::to_string(ref_count) + ", free " +
+    const int32_t n_extra = extra_owners_.empty() ? 0 : extra_owners_[static_cast<size_t>(page)];
+    if ((free_.test(page) && cached_.contains(page)) || n_extra < 0 || (n_extra > 0 && !is_held(page))) {
+      throw Error("Allocator: page " + std::to_string(page) + " has " + std::to_string(n_extra) + " extra owners, free " +
                   std::to_string(free_.test(page)) + ", cached " + std::to_string(cached_.contains(page)) +
                   "; exactly one state must hold");
     }
-    n_held += ref_count > 0;
   }
-  if (n_held != n_held_ || n_free() + n_cached() + n_held_ != n_pages()) {
-    throw Error("Allocator: free(" + std::to_string(n_free()) + ") + cached(" + std::to_string(n_cached()) + ") + held(" +
-                std::to_string(n_held_) + ", counted " + std::to_string(n_held) + ") != n_pages(" +
-                std::to_string(n_pages()) + ")");
+  if (n_free() + n_cached() > n_pages()) {
+    throw Error("Allocator: free(" + std::to_string(n_free()) + ") + cached(" + std::to_string(n_cached()) +
+                ") > n_pages(" + std::to_string(n_pages()) + ")");
   }
 }
 
 int64_t Allocator::state_bytes() const {
-  return static_cast<int64_t>(ref_counts_.capacity() * sizeof(int32_t)) + free_.size() / 8 + cached_.state_bytes();
+  return static_cast<int64_t>(extra_owners_.capacity() * sizeof(int32_t)) + free_.size() / 8 + cached_.state_bytes();
 }
 
 }  // namespace astrai

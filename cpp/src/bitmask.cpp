@@ -32,11 +32,21 @@ void Bitmask::set(int64_t i) {
   summary_[w >> 6] |= uint64_t{1} << (w & 63);
 }
 
+bool Bitmask::has_any(int64_t i, int64_t n) const {
+  while (n > 0) {
+    const int64_t n_in_word = std::min<int64_t>(n, 64 - (i & 63));
+    if (words_[word_of(i)] & ((~uint64_t{0} >> (64 - n_in_word)) << (i & 63))) return true;
+    i += n_in_word;
+    n -= n_in_word;
+  }
+  return false;
+}
+
 void Bitmask::set_run(int64_t i, int64_t n) {
   count_ += n;
   while (n > 0) {
     const size_t w = word_of(i);
-    const int64_t n_in_word = n < 64 - (i & 63) ? n : 64 - (i & 63);
+    const int64_t n_in_word = std::min<int64_t>(n, 64 - (i & 63));
     words_[w] |= (~uint64_t{0} >> (64 - n_in_word)) << (i & 63);
     summary_[w >> 6] |= uint64_t{1} << (w & 63);
     i += n_in_word;
@@ -70,7 +80,8 @@ void Bitmask::take_lowest(int64_t n, int32_t* out) {
       while (word != 0 && n > 0) {  // one run of neighbours a turn
         const int start = count_trailing_zeros(word);
         const uint64_t after = ~(word >> start);
-        const int n_run = std::min<int>(after == 0 ? 64 : count_trailing_zeros(after), static_cast<int>(std::min<int64_t>(n, 64)));
+        const int n_ones = after == 0 ? 64 : count_trailing_zeros(after);
+        const int n_run = static_cast<int>(std::min<int64_t>(n, n_ones));
         for (int i = 0; i < n_run; ++i) out[i] = static_cast<int32_t>(w * 64) + start + i;
         out += n_run;
         n -= n_run;

@@ -2,8 +2,11 @@
 //
 // Each page is in exactly one state, and free + cached + held = n_pages:
 //   free    ref_count 0, in free_       alloc() takes the lowest one first, so that neighbours in time are neighbours in memory
-//   held    ref_count > 0               owned by the callers who counted themselves in
+//   held    ref_count > 0, in neither     owned by the callers who counted themselves in
 //   cached  ref_count 0, in cached_     kept by free(page, keep_cached = true); alloc() evicts the oldest when nothing is free
+//
+// The first owner of a page is not stored: a held page has one owner more than extra_owners_ says. Without sharing, taking
+// and freeing pages touches nothing but bits.
 //
 // PagePool takes pages one owner at a time and leaves sharing and eviction order to its RadixCache, which knows which
 // page is the prefix of which. Single-threaded.
@@ -34,7 +37,8 @@ class Allocator {
   bool alloc_many(int64_t n, int32_t* out);
   // Drops one owner. The last one leaves the page cached (newest) or free. Throws std::invalid_argument on a page nobody holds.
   void free(int32_t page, bool keep_cached = false);
-  // free() of every page in order; throws before any change if one of them is not held or is listed more often than held.
+  // free() of every page in order. Throws std::invalid_argument, and nothing changed, when one of them is not held or is
+  // listed more often than held.
   void free_many(Int32Span pages);
   // Adds an owner to a held or cached page. Throws std::invalid_argument on a free page.
   void inc_ref(int32_t page);
@@ -42,23 +46,23 @@ class Allocator {
   // Makes a cached page the most recently used one; other pages are left alone.
   void touch(int32_t page);
 
-  int64_t n_pages() const { return static_cast<int64_t>(ref_counts_.size()); }
+  int64_t n_pages() const { return free_.size(); }
   int64_t n_free() const { return free_.count(); }
   int64_t n_cached() const { return cached_.count(); }
-  int64_t n_held() const { return n_held_; }
+  int64_t n_held() const { return n_pages() - n_free() - n_cached(); }
   bool is_free(int32_t page) const { return free_.test(page); }
   // O(n_pages). Throws Error naming both sides of the equation that fails.
   void check_integrity() const;
   int64_t state_bytes() const;
 
  private:
-  bool drop_run(int64_t first, int64_t n);
   void check_page(const char* operation, int32_t page) const;
+  bool is_held(int32_t page) const { return !free_.test(page) && !cached_.contains(page); }
+  bool is_run_held_once(int64_t first, int64_t n) const;
 
   Bitmask free_;
-  LruList cached_;
-  std::vector<int32_t> ref_counts_;  // [n_pages]
-  int64_t n_held_ = 0;
+  LruList cached_;                     // empty until the first page is kept
+  std::vector<int32_t> extra_owners_;  // [n_pages] owners beyond the first; empty until the first inc_ref of a held page
   std::function<void(int32_t)> on_evict_;
 };
 

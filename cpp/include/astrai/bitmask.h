@@ -25,6 +25,8 @@ class Bitmask {
   bool test(int64_t i) const { return (words_[word_of(i)] >> (i & 63)) & 1; }
   // O(1). Inserts i; nothing happens when it is a member.
   void set(int64_t i);
+  // O(n / 64). Whether one of i, i + 1, ..., i + n - 1 is a member. Precondition: n >= 1, all inside.
+  bool has_any(int64_t i, int64_t n) const;
   // O(n / 64). set() for i, i + 1, ..., i + n - 1. Precondition: n >= 1, none of them is a member.
   void set_run(int64_t i, int64_t n);
   // O(1). Removes i; nothing happens when it is not a member.
