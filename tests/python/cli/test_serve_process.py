@@ -19,7 +19,8 @@ import pytest
 
 import astrai
 
-FAKES = Path(__file__).resolve().parents[1] / "server"
+REPO = Path(__file__).resolve().parents[3]
+FAKES = REPO / "tests" / "python" / "server"
 PACKAGE_FOLDER = Path(astrai.__file__).parents[1]  # the installed package, or the source tree's
 # The real command with the fake engine in place of a loaded model.
 WITH_FAKE = f"""
