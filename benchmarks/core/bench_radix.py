@@ -123,9 +123,9 @@ def one_round(subjects: list[tuple[str, Any, int]], seqs: Any, capacity: int) ->
 def check_matches(seqs: list[array[int]]) -> None:
     """Matched lengths and, in a small cache, hit rates equal the oracle's."""
     for page_size in (1, 16):
-        ours, oracle = AstraiCache(page_size, 100_000), OracleCache(page_size, 100_000)
+        caches: list[Any] = [make(page_size, 100_000) for make in (AstraiCache, OracleCache)]
         for ids in seqs:
-            pairs = [(cache, cache.key(ids)) for cache in (ours, oracle)]
+            pairs = [(cache, cache.key(ids)) for cache in caches]
             matched = [cache.match(key) for cache, key in pairs]
             if matched[0] != matched[1]:
                 raise SystemExit(

@@ -205,8 +205,8 @@ class PagePoolMachine(RuleBasedStateMachine):
             return
         self.pool.check_integrity()
         for span in self.pool.take_dirty():
-            row = slice(span.begin, span.end)
-            self.device_table[span.req_idx, row] = np.asarray(self.pool.table)[span.req_idx, row]
+            written = np.s_[span.req_idx, span.begin : span.end]
+            self.device_table[written] = np.asarray(self.pool.table)[written]
         counts = (self.pool.n_free_pages, self.pool.n_cached_pages, self.pool.n_held_pages)
         assert sum(counts) == self.pool.n_pages == self.n_pages
         assert self.pool.n_free_rows == MAX_BATCH_SIZE - len(self.rows)
