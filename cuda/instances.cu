@@ -12,6 +12,12 @@ KernelInstances compiled_instances() {
 #define ASTRAI_ADD(kernel, dtype, T, head_dim) instances[#kernel].emplace_back(#dtype, head_dim);
   ASTRAI_ALL_INSTANCES(ASTRAI_ADD)
 #undef ASTRAI_ADD
+  for (const char* kernel : {"add_rms_norm", "embedding", "gelu_mul", "rms_norm", "rotary_store_kv", "silu_mul"}) {
+    instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // rows of any length
+  }
+  for (const char* kernel : {"sample", "top_logprobs"}) {
+    instances[kernel] = {{"bfloat16", 0}, {"float16", 0}, {"float32", 0}};  // logits have no head_dim
+  }
   instances["store_kv"] = {{"bfloat16", 0}, {"float16", 0}};  // one kernel moves rows of any length
   return instances;
 }

@@ -3,43 +3,10 @@
 
 #include <limits>
 
-#include "astrai/error.h"
 #include "astrai/shape_check.h"
+#include "op_checks.h"
 
 namespace astrai {
-namespace {
-
-constexpr int64_t kVectorBytes = 16;
-
-bool starts_on_vector(const void* data, std::initializer_list<int64_t> strides, DType dtype) {
-  bool aligned = reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0;
-  for (int64_t stride : strides) aligned = aligned && stride * static_cast<int64_t>(dtype_size(dtype)) % kVectorBytes == 0;
-  return aligned;
-}
-
-// A dtype without a kernel is not a bad argument: another backend can serve it.
-void require_half_precision(const char* op, const char* arg, const TensorView& t) {
-  if (t.dtype == DType::kBFloat16 || t.dtype == DType::kFloat16) return;
-  throw KernelUnavailableError(std::string(op) + ": " + arg + " is " + dtype_name(t.dtype) +
-                               "; there are kernels for bfloat16 and float16");
-}
-
-// No two rows of t share memory by a stride of 0.
-bool has_own_rows(const TensorView& t) {
-  for (int i = 0; i < t.ndim; ++i) {
-    if (t.shape[i] > 1 && t.strides[i] == 0) return false;
-  }
-  return true;
-}
-
-bool is_same_memory(const TensorView& a, const TensorView& b) {
-  bool same = a.data == b.data;
-  for (int i = 0; i < a.ndim; ++i) same = same && (a.shape[i] <= 1 || a.strides[i] == b.strides[i]);
-  return same;
-}
-
-}  // namespace
-
 RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, const TensorView& out) {
   ShapeCheck check("rotary_emb");
   const bool has_batch = x.ndim == 4;
@@ -52,10 +19,15 @@ RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, con
   const int64_t n_seq = has_batch ? check.size("S") : check.size("T");
   const int64_t head_dim = check.size("D");
   check.require(head_dim % 2 == 0, "x.head_dim is " + std::to_string(head_dim) + "; pairs need an even one");
-  if (has_batch && freqs.ndim == 4) {
-    check.shape("freqs", freqs, {n_batch, n_seq, head_dim / 2, 2});
+  const bool freqs_has_batch = has_batch && freqs.ndim == 4;
+  // Fewer pairs than the head has are a partial rotation; any other shape is told what the whole head needs.
+  const int n_dims = freqs_has_batch ? 4 : 3;
+  const bool is_partial = freqs.ndim == n_dims && freqs.size(n_dims - 2) < head_dim / 2;
+  const int64_t n_pairs = is_partial ? freqs.size(n_dims - 2) : head_dim / 2;
+  if (freqs_has_batch) {
+    check.shape("freqs", freqs, {n_batch, n_seq, n_pairs, 2});
   } else {
-    check.shape("freqs", freqs, {n_batch * n_seq, head_dim / 2, 2});
+    check.shape("freqs", freqs, {n_batch * n_seq, n_pairs, 2});
   }
   check.dtype("freqs", freqs, {DType::kFloat32});
   require_half_precision("rotary_emb", "x", x);
@@ -66,8 +38,9 @@ RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, con
   check.require(x.data != out.data || is_same_memory(x, out),
                 "out starts where x starts but has other strides; pass x itself or memory that does not overlap it");
   check.require(n_batch * n_seq <= std::numeric_limits<int32_t>::max() &&
+                    n_batch * n_seq * check.size("H") <= std::numeric_limits<int32_t>::max() &&
                     check.size("H") * head_dim <= std::numeric_limits<int32_t>::max(),
-                "x has shape " + shape_string(x) + "; at most 2^31 - 1 tokens and elements a token");
+                "x has shape " + shape_string(x) + "; at most 2^31 - 1 heads of all tokens and elements a token");
 
   RotaryEmbArgs args{};
   args.x = x.data;
@@ -77,17 +50,17 @@ RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, con
   args.n_seq = n_seq;
   args.n_heads = static_cast<int>(check.size("H"));
   args.head_dim = static_cast<int>(head_dim);
+  args.rotary_dim = static_cast<int>(2 * n_pairs);
   const int token_dim = has_batch ? 1 : 0;
   for (int i = 0; i < 3; ++i) {
     const int dim = token_dim - 1 + i;
     args.x_strides[i] = dim < 0 ? 0 : x.strides[dim];
     args.out_strides[i] = dim < 0 ? 0 : out.strides[dim];
   }
-  const bool freqs_has_batch = freqs.ndim == 4;
   args.freqs_strides[1] = freqs.strides[freqs_has_batch ? 1 : 0];
   args.freqs_strides[0] = freqs_has_batch ? freqs.strides[0] : n_seq * args.freqs_strides[1];
   args.is_vectorizable =
-      head_dim % 8 == 0 &&
+      head_dim % 8 == 0 && args.rotary_dim % 8 == 0 &&
       starts_on_vector(x.data, {args.x_strides[0], args.x_strides[1], args.x_strides[2]}, x.dtype) &&
       starts_on_vector(out.data, {args.out_strides[0], args.out_strides[1], args.out_strides[2]}, out.dtype) &&
       starts_on_vector(freqs.data, {args.freqs_strides[0], args.freqs_strides[1]}, freqs.dtype);

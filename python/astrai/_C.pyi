@@ -369,6 +369,67 @@ def store_kv(
     stream: int | None = None,
 ) -> None: ...
 
+# ---- fused_ops.h
+def rms_norm(
+    x: Tensor, weight: Tensor, out: Tensor, eps: float, stream: int | None = None
+) -> None: ...
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    eps: float,
+    stream: int | None = None,
+) -> None: ...
+def silu_mul(gate_up: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+def gelu_mul(gate_up: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+def embedding(ids: Tensor, table: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+def rotary_store_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    freqs: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out_cache_loc: Tensor,
+    q_out: Tensor,
+    positions: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    stream: int | None = None,
+) -> None: ...
+
+# ---- sampling_ops.h
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    token_ids: Tensor,
+    is_faulty: Tensor,
+    workspace: Tensor,
+    edits: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
+    bitmask: Tensor | None = None,
+    bitmask_rows: Tensor | None = None,
+    has_wide_rows: bool = True,
+    stream: int | None = None,
+) -> None: ...
+def sample_workspace_bytes(batch: int, vocab_size: int) -> int: ...
+def top_logprobs(
+    logits: Tensor,
+    token_ids: Tensor,
+    chosen: Tensor,
+    top_ids: Tensor,
+    logprobs: Tensor,
+    workspace: Tensor,
+    stream: int | None = None,
+) -> None: ...
+def top_logprobs_workspace_bytes(batch: int, vocab_size: int) -> int: ...
+
 # ---- cpu_isa.h, cpu_linear.h, thread_pool.h
 CPU_LINEAR_MAX_ROWS: int  # the rows cpu_linear is made for; any number is accepted
 

@@ -29,8 +29,8 @@ int prefill_q_tile_rows(int n_heads, int n_kv_heads, int head_dim, DType dtype, 
 // Rotates neighbouring pairs: out[2i] = x[2i] cos - x[2i+1] sin, out[2i+1] = x[2i] sin + x[2i+1] cos, in float32, rounded
 // once (Su et al., RoFormer, 2021, eq. 34).
 // x:     [T, H, D] or [B, S, H, D] bfloat16/float16, last dimension contiguous, other strides free
-// freqs: float32 cos, sin of each pair: [T, D/2, 2], or for a 4-dimensional x [B*S, D/2, 2] or [B, S, D/2, 2]; the last
-//        two dimensions contiguous
+// freqs: float32 cos, sin of each pair: [T, R/2, 2], or for a 4-dimensional x [B*S, R/2, 2] or [B, S, R/2, 2]; the last
+//        two dimensions contiguous. R is D, or less: elements from R on are copied as they are
 // out:   like x; may be x itself, must not overlap it otherwise
 // stream: a cudaStream_t of x's device
 void rotary_emb(const TensorView& x, const TensorView& freqs, const TensorView& out, void* stream);
@@ -46,10 +46,10 @@ void store_kv(const TensorView& k, const TensorView& v, const TensorView& k_cach
 // ---- checked arguments, which the launchers work from ----
 struct RotaryEmbArgs {
   const void* x;             // [n_batch, n_seq, n_heads, head_dim]
-  const float* freqs;        // [n_batch, n_seq, head_dim / 2, 2]
+  const float* freqs;        // [n_batch, n_seq, rotary_dim / 2, 2]
   void* out;                 // like x
   int64_t n_batch, n_seq;    // a 3-dimensional x is one batch entry
-  int n_heads, head_dim;
+  int n_heads, head_dim, rotary_dim;
   int64_t x_strides[3];      // in elements: batch, token, head
   int64_t out_strides[3];
   int64_t freqs_strides[2];  // in elements: batch, token

@@ -8,7 +8,20 @@ import torch
 
 from astrai import _C
 
-KERNEL_NAMES = ("attn_paged_decode", "attn_paged_prefill", "rotary_emb", "store_kv")
+KERNEL_NAMES = (
+    "add_rms_norm",
+    "attn_paged_decode",
+    "attn_paged_prefill",
+    "embedding",
+    "gelu_mul",
+    "rms_norm",
+    "rotary_emb",
+    "rotary_store_kv",
+    "sample",
+    "silu_mul",
+    "store_kv",
+    "top_logprobs",
+)
 
 
 def is_available(name: str, dtype: torch.dtype | None = None, head_dim: int | None = None) -> bool:

@@ -1,0 +1,61 @@
+// _C's sampling on a GPU. Contracts: <astrai/sampling_ops.h>.
+#include "astrai/sampling_ops.h"
+
+#include <array>
+
+#include "bindings.h"
+#include "tensor_caster.h"
+
+namespace py = pybind11;
+
+namespace astrai::bindings {
+namespace {
+
+using StreamHandle = std::optional<uintptr_t>;  // a cudaStream_t as an int; none means the logits' framework's current one
+
+void* stream_or_current(const StreamHandle& stream, const StreamedTensor& x) {
+  return stream ? reinterpret_cast<void*>(*stream) : x.stream;
+}
+
+}  // namespace
+
+void bind_sampling_ops(py::module_& m) {
+  m.def(
+      "sample",
+      [](const StreamedTensor& logits, const TensorView& temperature, const TensorView& top_k, const TensorView& top_p,
+         const TensorView& min_p, const TensorView& seeds, const TensorView& positions, const TensorView& token_ids,
+         const TensorView& is_faulty, const TensorView& workspace, const std::optional<py::tuple>& edits,
+         const std::optional<TensorView>& bitmask, const std::optional<TensorView>& bitmask_rows, bool has_wide_rows,
+         const StreamHandle& stream) {
+        SampleTensors tensors{logits.view, temperature, top_k,     top_p,        min_p,   seeds,       positions,
+                              token_ids,   is_faulty,   workspace, std::nullopt, bitmask, bitmask_rows};
+        std::array<TensorBorrow, 5> borrows;  // hold the edits' buffers during the call
+        if (edits) {
+          if (edits->size() != borrows.size()) throw std::invalid_argument("sample: edits is not a tuple of 5 tensors");
+          std::array<TensorView, 5> views;
+          for (size_t i = 0; i < views.size(); ++i) {
+            if (!borrows[i].load((*edits)[i], views[i])) throw py::type_error("sample: edits holds something that is no tensor");
+          }
+          tensors.edits = LogitEditTensors{views[0], views[1], views[2], views[3], views[4]};
+        }
+        sample(tensors, has_wide_rows, stream_or_current(stream, logits));
+      },
+      py::arg("logits"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("seeds"),
+      py::arg("positions"), py::arg("token_ids"), py::arg("is_faulty"), py::arg("workspace"),
+      py::arg("edits") = py::none(), py::arg("bitmask") = py::none(), py::arg("bitmask_rows") = py::none(),
+      py::arg("has_wide_rows") = true, py::arg("stream") = py::none(), "Draw one token a row.");
+  m.def("sample_workspace_bytes", &sample_workspace_bytes, py::arg("batch"), py::arg("vocab_size"),
+        "Bytes of sample's workspace.");
+  m.def(
+      "top_logprobs",
+      [](const StreamedTensor& logits, const TensorView& token_ids, const TensorView& chosen, const TensorView& top_ids,
+         const TensorView& logprobs, const TensorView& workspace, const StreamHandle& stream) {
+        top_logprobs(logits.view, token_ids, chosen, top_ids, logprobs, workspace, stream_or_current(stream, logits));
+      },
+      py::arg("logits"), py::arg("token_ids"), py::arg("chosen"), py::arg("top_ids"), py::arg("logprobs"),
+      py::arg("workspace"), py::arg("stream") = py::none(), "Log-probabilities of the chosen and the first tokens.");
+  m.def("top_logprobs_workspace_bytes", &top_logprobs_workspace_bytes, py::arg("batch"), py::arg("vocab_size"),
+        "Bytes of top_logprobs' workspace.");
+}
+
+}  // namespace astrai::bindings

@@ -1,0 +1,25 @@
+// The launches of sample() for one dtype of logits.
+#pragma once
+
+#include "sampling/sample_bound.cuh"
+#include "sampling/sample_row.cuh"
+#include "sampling/sample_wide.cuh"
+#include "sampling/scan.cuh"
+
+namespace astrai {
+
+template <typename T>
+void launch_sample(const SampleArgs& args, cudaStream_t stream) {
+  const dim3 chunks(static_cast<unsigned>(n_chunks_of(args.vocab_size)), args.batch);
+  launch_overlapped<sample_scan_kernel<T>>("sample", chunks, kScanThreads, 0, stream, args);
+  launch_overlapped<sample_row_kernel<T>>("sample", args.batch, kRowThreads, 0, stream, args);
+  if (!args.has_wide_rows) return;
+  launch_overlapped<sample_bound_kernel<T>>("sample", args.batch, kRowThreads, 0, stream, args);
+  launch_overlapped<sample_wide_kernel<T>>("sample", chunks, kScanThreads, 0, stream, args);
+}
+
+extern template void launch_sample<float>(const SampleArgs&, cudaStream_t);
+extern template void launch_sample<__half>(const SampleArgs&, cudaStream_t);
+extern template void launch_sample<__nv_bfloat16>(const SampleArgs&, cudaStream_t);
+
+}  // namespace astrai
