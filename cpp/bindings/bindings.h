@@ -6,6 +6,7 @@
 namespace astrai::bindings {
 
 void bind_allocator(pybind11::module_& m);  // Int32Array, Allocator, ReqToTokenPool
+void bind_attn_paged_decode(pybind11::module_& m);
 void bind_attn_paged_prefill(pybind11::module_& m);
 void bind_batch_plan(pybind11::module_& m);
 void bind_cpu_ops(pybind11::module_& m);  // linear layers and the rest of a decode step on the CPU

@@ -17,6 +17,7 @@ PYBIND11_MODULE(_C, m) {
   astrai::bindings::bind_page_pool(m);
   astrai::bindings::bind_batch_plan(m);
   astrai::bindings::bind_ops(m);
+  astrai::bindings::bind_attn_paged_decode(m);
   astrai::bindings::bind_attn_paged_prefill(m);
   astrai::bindings::bind_fused_ops(m);
   astrai::bindings::bind_sampling_ops(m);

@@ -1,5 +1,6 @@
 // The GPU operations of a build without CUDA: they check their arguments, then say why there is no kernel.
 // ASTRAI_CUDA_REASON comes from cmake/AstraiCuda.cmake.
+#include "astrai/attn_paged_decode.h"
 #include "astrai/attn_paged_prefill.h"
 #include "astrai/error.h"
 #include "astrai/ops.h"
@@ -19,6 +20,11 @@ KernelInstances compiled_instances() { return {}; }
 std::vector<std::string> cuda_archs() { return {}; }
 
 int prefill_q_tile_rows(int, int, int, DType, int) { return kDefaultQTileRows; }
+
+void attn_paged_decode(const PagedDecodeCall& call, void*) {
+  check_attn_paged_decode(call);
+  throw_unavailable("attn_paged_decode");
+}
 
 void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOptions& options, void*) {
   check_attn_paged_prefill(tensors, options);

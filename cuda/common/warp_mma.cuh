@@ -13,7 +13,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes from device to shared memory, or writes 16 zero bytes when n_bytes is 0. Past L1.
+// Copies 16 bytes from device to shared memory, past L1.
+__device__ __forceinline__ void cp_async_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+// The same, or 16 zero bytes when n_bytes is 0.
 __device__ __forceinline__ void cp_async_16(uint32_t to, const void* from, int n_bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(n_bytes) : "memory");
 }

@@ -341,6 +341,26 @@ def prefill_q_tile_rows(
     device: torch.device | int,
 ) -> int: ...
 def rotary_emb(x: Tensor, freqs: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+def attn_paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    kv_indptr: Tensor,
+    split_indptr: Tensor,
+    o_part: Tensor,
+    ml_part: Tensor,
+    out: Tensor,
+    new_k: Tensor | None = None,
+    new_v: Tensor | None = None,
+    lse: Tensor | None = None,
+    sm_scale: float = 1.0,
+    soft_cap: float = 0.0,
+    window: int = 0,
+    split_len: int = 512,
+    stream: int | None = None,
+) -> None: ...
 def attn_paged_prefill(
     q: Tensor,
     k_cache: Tensor,

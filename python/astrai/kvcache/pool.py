@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SPLIT_LEN = 512  # KV tokens per decode split: a function of kv_len alone keeps rows independent
 _INT32_MAX = 2**31 - 1
+_Workspace = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 
 
 class PagePool:
@@ -65,7 +66,10 @@ class PagePool:
         max_total_q = max_batch_size * max_seq_len
         self._plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
         self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
-        self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
+        # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
+        n_splits = self.host.n_tokens // _SPLIT_LEN + max_batch_size
+        self._n_heads, self._head_dim, self._dtype = n_heads, head_dim, dtype
+        self._decode_workspace = self._allocate_workspace(n_splits)
 
         # Transactions and queries of the bookkeeping; contracts in cpp/include/astrai/page_pool.h.
         self.admit = self.host.admit
@@ -144,7 +148,7 @@ class PagePool:
             return words[offset : offset + length]
 
         is_decode = layout.max_q_len == 1
-        decode_o_part, decode_ml_part, decode_out = self._decode_workspace
+        decode_o_part, decode_ml_part, decode_out = self._workspace_for(layout.n_splits)
         kv_cache = KVCache(
             k_buffer=self.k_buffer,
             v_buffer=self.v_buffer,
@@ -197,19 +201,21 @@ class PagePool:
             self.table.apply_update(on_device[n:])
         return on_device[:n]
 
-    def _allocate_workspace(
-        self, n_heads: int | None, head_dim: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]:
-        if n_heads is None:
+    def _workspace_for(self, n_splits: int) -> _Workspace:
+        """The split-KV workspace, made larger when requests that share slots have more splits."""
+        o_part = self._decode_workspace[0]
+        if o_part is not None and n_splits > len(o_part):
+            self._decode_workspace = self._allocate_workspace(n_splits)
+        return self._decode_workspace
+
+    def _allocate_workspace(self, n_splits: int) -> _Workspace:
+        if self._n_heads is None:
             return None, None, None
-        # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
-        n_splits = self.host.n_tokens // _SPLIT_LEN + self.host.max_batch_size
+        shape = (self._n_heads, self._head_dim)
         return (
-            torch.empty(n_splits, n_heads, head_dim, device=self.device),
-            torch.empty(n_splits, n_heads, 2, device=self.device),
-            torch.empty(
-                self.host.max_batch_size, n_heads, head_dim, dtype=dtype, device=self.device
-            ),
+            torch.empty(n_splits, *shape, device=self.device),
+            torch.empty(n_splits, self._n_heads, 2, device=self.device),
+            torch.empty(self.host.max_batch_size, *shape, dtype=self._dtype, device=self.device),
         )
 
 

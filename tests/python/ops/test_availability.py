@@ -31,14 +31,6 @@ def test_an_unknown_kernel_is_an_error_not_an_unavailable_one() -> None:
         ops.is_available("attn_dense")
 
 
-def test_attention_without_a_kernel_raises_with_the_reason() -> None:
-    q = torch.zeros(2, 4, 64, dtype=torch.bfloat16)
-    cache = torch.zeros(8, 2, 64, dtype=torch.bfloat16)
-    index = torch.zeros(3, dtype=torch.int32)
-    with pytest.raises(ops.KernelUnavailableError, match="attn_paged_decode: this build has no"):
-        ops.attn_paged_decode(q, cache, cache, index, index, index)
-
-
 def test_a_missing_instance_names_those_that_were_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_C, "BUILT_WITH_CUDA", True)
     monkeypatch.setattr(_C, "compiled_instances", lambda: {"rotary_emb": [("bfloat16", 64)]})

@@ -100,6 +100,7 @@ class CudaBackend(AttentionBackend):
             o_part_buf=cache.decode_o_part,
             ml_part_buf=cache.decode_ml_part,
             out_buf=cache.decode_out,
+            split_indptr=cache.decode_split_indptr,
         )
 
     @staticmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 from astrai._C import KernelUnavailableError
 
 from ._availability import KERNEL_NAMES, is_available, unavailable_reason
-from .attention import attn_paged_decode
+from .attn_paged_decode import attn_paged_decode
 from .attn_paged_prefill import attn_paged_prefill
 from .embedding import embedding
 from .gated_act import gelu_mul, silu_mul

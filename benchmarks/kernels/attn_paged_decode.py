@@ -1,0 +1,179 @@
+"""attn_paged_decode on a GPU: error against float64, time of one layer, share of the read ceiling.
+
+    python benchmarks/kernels/attn_paged_decode.py --out benchmarks/results --commit HASH
+
+Needs torch and an astrai built with CUDA.
+
+The page table has page_size 1, a random permutation of the pool. Times and ceilings as
+graph_timing.py says. Every row is checked in the same run, in an output and workspaces that were
+NaN before, on the first, the middle and the last request. Bytes are the keys and values once.
+`peer us`: the best page_size 1 column of FlashInfer 0.6.18 (CUDA cores, tensor cores) and of
+FlashAttention-3 on such a table, measured on an H200 by the same method. `skewed` is one request of
+64K tokens among 63 of 1K.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from graph_timing import machine, n_sets, replay_us, write_results
+from torch import Tensor
+
+from astrai.extension import ops
+
+MAX_ERROR = 2.7e-3
+SPLIT_LEN = 512
+SEED = 0
+
+MODELS = {"llama8b": (32, 8, 128), "qwen0.6b": (16, 8, 128), "smol": (9, 3, 64)}
+# (batch, KV length) -> the best page_size 1 time of other libraries for each of MODELS.
+PEERS: dict[tuple[int, int], tuple[float, float, float]] = {
+    (1, 1024): (9.5, 9.6, 8.3),
+    (1, 8192): (18.8, 15.0, 9.4),
+    (8, 1024): (17.4, 14.1, 9.0),
+    (1, 32768): (43.5, 41.4, 17.2),
+    (8, 8192): (73.7, 69.6, 23.7),
+    (64, 1024): (76.3, 71.4, 24.9),
+    (8, 32768): (251.7, 255.2, 64.3),
+    (256, 1024): (276.0, 264.4, 69.6),
+    (64, 8192): (489.9, 490.6, 132.6),
+    (64, 32768): (1919.8, 1922.6, 495.5),
+    (256, 8192): (1929.6, 1919.7, 412.3),
+    (256, 32768): (7614.7, 7611.0, 1588.6),
+}
+
+
+class Inputs(NamedTuple):
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    table: Tensor
+    out: Tensor
+
+
+class Case:
+    """One row of the table: its index arrays and workspace, and input sets that rotate."""
+
+    def __init__(self, model: str, kv_lens: list[int]) -> None:
+        self.n_heads, self.n_kv_heads, self.head_dim = MODELS[model]
+        self.kv_lens = kv_lens
+        self.rows = torch.arange(len(kv_lens), dtype=torch.int32, device="cuda")
+        self.kv_indptr = indptr(kv_lens)
+        splits = [-(-length // SPLIT_LEN) for length in kv_lens]
+        self.split_indptr = indptr(splits)
+        self.o_part = torch.full((sum(splits), self.n_heads, self.head_dim), torch.nan).cuda()
+        self.ml_part = torch.full((sum(splits), self.n_heads, 2), torch.nan).cuda()
+        self.n_bytes = 4 * sum(kv_lens) * self.n_kv_heads * self.head_dim
+        self.sets = [self.make_inputs() for _ in range(n_sets(self.n_bytes))]
+
+    def make_inputs(self) -> Inputs:
+        n_tokens, batch = sum(self.kv_lens), len(self.kv_lens)
+        slots = torch.randperm(n_tokens, device="cuda").to(torch.int32)
+        table = torch.full((batch, max(self.kv_lens)), 2**31 - 1, dtype=torch.int32, device="cuda")
+        for row, own in zip(table, slots.split(self.kv_lens), strict=True):
+            row[: len(own)] = own
+        pool = (n_tokens, self.n_kv_heads, self.head_dim)
+        q = normal(batch, self.n_heads, self.head_dim)
+        return Inputs(q, normal(*pool), normal(*pool), table, torch.full_like(q, torch.nan))
+
+    def launch(self, one: Inputs) -> None:
+        ops.attn_paged_decode(
+            one.q,
+            one.k_cache,
+            one.v_cache,
+            one.table,
+            self.rows,
+            self.kv_indptr,
+            o_part_buf=self.o_part,
+            ml_part_buf=self.ml_part,
+            out_buf=one.out,
+            split_indptr=self.split_indptr,
+            split_len=SPLIT_LEN,
+        )
+
+    def error(self) -> float:
+        """Largest relative error of some requests of the first set; NaN when out has one."""
+        one = self.sets[0]
+        self.launch(one)
+        if not one.out.isfinite().all():
+            return float("nan")
+        group = self.n_heads // self.n_kv_heads
+        errors = []
+        for i in {0, len(self.kv_lens) // 2, len(self.kv_lens) - 1}:
+            slots = one.table[i, : self.kv_lens[i]].long()
+            keys, values = one.k_cache[slots].double(), one.v_cache[slots].double()
+            q = one.q[i].double().view(self.n_kv_heads, group, self.head_dim)
+            scores = torch.einsum("hgd,khd->hgk", q, keys) * self.head_dim**-0.5
+            expected = torch.einsum("hgk,khd->hgd", scores.softmax(-1), values).flatten(0, 1)
+            errors.append(float((one.out[i].double() - expected).norm() / expected.norm()))
+        return max(errors)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def indptr(lens: list[int]) -> Tensor:
+    return torch.tensor([0, *lens], device="cuda").cumsum(0).to(torch.int32)
+
+
+def measure(
+    model: str, name: str, kv_lens: list[int], peer_us: float | None, read_gb_s: float
+) -> dict[str, object]:
+    case = Case(model, kv_lens)
+    error = case.error()
+    if not error <= MAX_ERROR:
+        raise AssertionError(f"{model} {name}: error {error:.2e} exceeds {MAX_ERROR:.1e}")
+    time = replay_us([lambda one=one: case.launch(one) for one in case.sets])  # type: ignore[misc]
+    gb_s = case.n_bytes / time.median / 1000
+    return {
+        "model": model,
+        "batch x kv": name,
+        "MB": round(case.n_bytes / 1e6, 1),
+        "error": f"{error:.1e}",
+        "us": round(time.median, 1),
+        "p10": round(time.p10, 1),
+        "p90": round(time.p90, 1),
+        "GB/s": round(gb_s),
+        "of read": f"{gb_s / read_gb_s:.0%}",
+        "peer us": peer_us,
+        "ours / peer": None if peer_us is None else round(time.median / peer_us, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the .json and .md")
+    parser.add_argument("--commit", required=True)
+    parser.add_argument(
+        "--max-gb", type=float, default=40, help="skip rows of more keys and values"
+    )
+    options = parser.parse_args()
+    torch.manual_seed(SEED)
+
+    head = machine(options.commit)
+    read_gb_s = float(str(head["read GB/s"]))
+    rows = []
+    for i, (model, (_, n_kv_heads, head_dim)) in enumerate(MODELS.items()):
+        for (batch, kv_len), peers in PEERS.items():
+            if 4e-9 * batch * kv_len * n_kv_heads * head_dim <= options.max_gb:
+                name = f"{batch} x {kv_len}"
+                rows.append(measure(model, name, [kv_len] * batch, peers[i], read_gb_s))
+                torch.cuda.empty_cache()
+        skewed = [65536, *[1024] * 63]
+        rows.append(measure(model, "skewed", skewed, None, read_gb_s))
+    write_results(
+        "attn_paged_decode",
+        "Paged decode attention, page_size 1, random permutation, bfloat16",
+        (__doc__ or "").split("\n\n")[3].strip().replace("\n", " "),
+        head,
+        rows,
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+// attn_paged_decode on a GPU: one new token per request attends its paged KV, read in place through the token table.
+// Like all GPU operations (ops.h) it launches on the caller's stream and returns: no allocation, no synchronisation, may
+// be captured into a CUDA graph; every length is read on the device, so a captured call replays with other lengths.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "astrai/tensor_view.h"
+
+namespace astrai {
+
+// split_len is a multiple of the first, the KV tokens that a thread block's warps take at a time, up to the second.
+constexpr int kDecodeTileTokens = 128;
+constexpr int kMaxDecodeSplitLen = 512;
+
+// The KV of a request is cut into splits of split_len tokens from its start. A split is attended by one thread block per
+// KV head; the splits of a request are merged in their order (Dao et al., Flash-Decoding, 2023). So a row of out depends
+// on its request alone, to the bit: not on the batch, the slots or the device's size.
+struct PagedDecodeCall {
+  TensorView q;                 // [B, H, D] bfloat16/float16, RoPE applied; rows start on 16 bytes, other strides free
+  TensorView k_cache, v_cache;  // [n_slots, H_kv, D] of q's dtype; rows start on 16 bytes; H a multiple of H_kv
+  TensorView req_to_token;      // [n_rows, max_len] int32 rows: token slot of each position of each request
+  TensorView req_pool_indices;  // [B] int32: row of req_to_token
+  TensorView kv_indptr;         // [B + 1] int32 prefix sum of the KV lengths, this step's token included
+  TensorView split_indptr;      // [B + 1] int32 prefix sum of max(1, ceil(KV length / split_len))
+  TensorView o_part;            // [max_splits, H, D] float32 workspace, contiguous; max_splits >= split_indptr[B]
+  TensorView ml_part;           // [max_splits, H, 2] float32 workspace: largest logit (base 2), sum of weights
+  TensorView out;               // [B, H, D] of q's dtype
+  std::optional<TensorView> new_k, new_v;  // [B, H_kv, D] this step's keys and values, both or neither: used for each
+                                           // request's last position and written to its slot (a negative one: not)
+  std::optional<TensorView> lse;           // [B, H] float32 out: natural log of the sum of exp(logit); -inf without KV
+  float sm_scale = 1;                      // usually D ** -0.5
+  float soft_cap = 0;                     // > 0: logits become cap * tanh(logit / cap)
+  int64_t window = 0;                      // > 0: only the last `window` positions are seen
+  int64_t split_len = 512;
+};
+
+// Query head h reads KV head h / (H / H_kv). Sums are float32. A request without KV gives zeros. Slots of the visible
+// positions must lie in 0..n_slots - 1; no other slot and no table entry behind a KV length is read.
+// Throws std::invalid_argument for tensors that do not fit, KernelUnavailableError without a kernel for (dtype, D).
+void attn_paged_decode(const PagedDecodeCall& call, void* stream);
+
+// ---- checked arguments, which the kernel works from; strides are in elements ----
+struct PagedDecodeArgs {
+  const void* q;                      // [batch, n_heads, head_dim]
+  void *k_cache, *v_cache;            // [n_slots, n_kv_heads, head_dim]
+  const void *new_k, *new_v;          // [batch, n_kv_heads, head_dim], null when there are none
+  void* out;                          // [batch, n_heads, head_dim]
+  float* lse;                         // [batch, n_heads] or null
+  const int32_t* req_to_token;        // [n_rows, max_len]
+  const int32_t* req_pool_indices;    // [batch]
+  const int32_t* kv_indptr;           // [batch + 1]
+  const int32_t* split_indptr;        // [batch + 1]
+  float* o_part;                      // [max_splits, n_heads, head_dim] weighted sums of values, relative to the maximum
+  float* ml_part;                     // [max_splits, n_heads, 2] maximum of the logits in log2 units, sum of weights
+  int64_t table_stride, n_slots;
+  int64_t q_stride, new_k_stride, new_v_stride, out_stride, lse_stride;  // request to request
+  int q_head_stride, new_k_head_stride, new_v_head_stride, out_head_stride;
+  int k_stride, v_stride;             // slot to slot
+  int k_head_stride, v_head_stride;
+  int batch, n_heads, n_kv_heads, head_dim;
+  int group;                          // query heads of one KV head
+  int window;                         // visible positions; INT32_MAX without a window
+  int split_len, max_splits;
+  float scale_log2;                   // sm_scale * log2(e); with a cap: 1 / cap of the scaled logit's tanh argument
+  float cap_log2;                     // soft_cap * log2(e), 0 without a cap
+};
+// Checks all but the device.
+PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call);
+
+}  // namespace astrai

@@ -1,0 +1,293 @@
+// attn_paged_decode, the part of one warp: its ring of KV tiles in shared memory, filled by cp.async through the token
+// table, and the running softmax over them. Warps share nothing here and never wait for each other.
+//
+// Products are taken with the tokens as rows (S^T = K Q^T, O^T = V^T P^T), so that up to 8 query heads fill the 8 columns
+// of an mma and no work is padded to 16 heads.
+#pragma once
+
+#include "astrai/attn_paged_decode.h"
+#include "common/warp_mma.cuh"
+
+namespace astrai::paged_decode {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Warp w of a thread block takes tokens w * kWarpTokens and on of every kBlockTokens.
+template <int kHeadDim>
+struct Shape {
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kWarpTokens = kHeadDim <= 64 ? 32 : 16;  // tokens of a tile: 8 KB of keys and values, or more
+  static constexpr int kBlockTokens = kWarps * kWarpTokens;
+  static constexpr int kMaxSlots = kMaxDecodeSplitLen / kWarps;  // tokens of a split that one warp takes
+};
+
+// The tokens of one (split, KV head), as one warp sees them.
+template <typename T>
+struct KvRange {
+  const int32_t* table;          // token slot of each position of the request
+  const T *k, *v;                // slot 0 of this KV head in the caches
+  const T *new_k, *new_v;        // this step's row, for position new_pos
+  int k_stride, v_stride;
+  int begin, end;                // visible positions of the split
+  int new_pos;                   // -1 without new rows
+  int first;                     // position of the warp's first tile; later ones follow every kBlockTokens
+};
+
+template <typename T, int kHeadDim>
+struct Ring {
+  static constexpr int kWarpTokens = Shape<kHeadDim>::kWarpTokens;
+  static constexpr int kBlockTokens = Shape<kHeadDim>::kBlockTokens;
+  static constexpr int kRowChunks = kHeadDim * static_cast<int>(sizeof(T)) / 16;  // 16-byte chunks of a row
+  static constexpr int kRowBytes = kRowChunks * 16;
+  static constexpr int kMatrixBytes = kWarpTokens * kRowBytes;
+  static constexpr int kStageBytes = 2 * kMatrixBytes;  // K, then V
+
+  // Chunks are permuted within a row so that the 8 rows of an 8x8 matrix lie in different banks.
+  __device__ static constexpr int swizzle(int row) { return kHeadDim % 64 == 0 ? row & 7 : (row >> 1) & 3; }
+  __device__ static int offset(int row, int chunk) { return row * kRowBytes + (chunk ^ swizzle(row)) * 16; }
+
+  // The slots of all the warp's tokens, tile by tile, 32 in a register; 0 for a token that is not seen.
+  struct Slots {
+    int slots[Shape<kHeadDim>::kMaxSlots / 32];
+
+    __device__ void load(const KvRange<T>& range, int lane) {
+      constexpr int kTiles = 32 / kWarpTokens;  // of a register
+#pragma unroll
+      for (int i = 0; i < Shape<kHeadDim>::kMaxSlots / 32; ++i) {
+        const int pos = range.first + (i * kTiles + lane / kWarpTokens) * kBlockTokens + lane % kWarpTokens;
+        slots[i] = pos >= range.begin && pos < range.end ? range.table[pos] : 0;
+      }
+    }
+
+    // To shared memory, from which fill() reads them.
+    __device__ void store(int* to, int lane) const {
+      __syncwarp();  // nobody reads what was there
+#pragma unroll
+      for (int i = 0; i < Shape<kHeadDim>::kMaxSlots / 32; ++i) to[i * 32 + lane] = slots[i];
+      __syncwarp();
+    }
+  };
+
+  __device__ static int n_tiles(const KvRange<T>& range) {
+    return max(range.end - range.first + kBlockTokens - 1, 0) / kBlockTokens;
+  }
+
+  // Starts the copy of the tile at pos, given its tokens' slots, into a stage.
+  __device__ static void fill(const KvRange<T>& range, uint32_t stage, const int* slots, int pos, int lane) {
+    const int plain_end = range.new_pos >= 0 ? min(range.new_pos, range.end) : range.end;
+    if (pos >= range.begin && pos + kWarpTokens <= plain_end) {
+      fill_plain(range, stage, slots, lane);
+    } else {
+      fill_edge(range, stage, slots, pos, lane);
+    }
+  }
+
+ private:
+  static constexpr int kChunkLen = 16 / static_cast<int>(sizeof(T));
+  static constexpr int kCopies = kWarpTokens * kRowChunks / 32;  // of K, by each lane
+
+  // All tokens are seen and in their slots. The slots are read before the first copy is issued: a copy orders memory.
+  __device__ static void fill_plain(const KvRange<T>& range, uint32_t stage, const int* slots, int lane) {
+    int rows[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) rows[i] = slots[(i * 32 + lane) / kRowChunks];
+    if constexpr (32 % kRowChunks == 0) {
+      // A lane keeps its chunk; its rows are `step` apart, which moves its place by whole rows and flips bits of the chunk.
+      constexpr int step = 32 / kRowChunks;
+      const uint32_t place = stage + offset(lane / kRowChunks, lane % kRowChunks);
+      const T* k = range.k + lane % kRowChunks * kChunkLen;
+      const T* v = range.v + lane % kRowChunks * kChunkLen;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const uint32_t to = (place ^ static_cast<uint32_t>(swizzle(i * step) * 16)) + i * step * kRowBytes;
+        cp_async_16(to, k + static_cast<int64_t>(rows[i]) * range.k_stride);
+        cp_async_16(to + kMatrixBytes, v + static_cast<int64_t>(rows[i]) * range.v_stride);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = (i * 32 + lane) / kRowChunks, chunk = (i * 32 + lane) % kRowChunks;
+        const uint32_t to = stage + offset(row, chunk);
+        cp_async_16(to, range.k + static_cast<int64_t>(rows[i]) * range.k_stride + chunk * kChunkLen);
+        cp_async_16(to + kMatrixBytes, range.v + static_cast<int64_t>(rows[i]) * range.v_stride + chunk * kChunkLen);
+      }
+    }
+  }
+
+  // Some tokens are not seen, which gives zeros, or are this step's, which come from the new rows.
+  __device__ static void fill_edge(const KvRange<T>& range, uint32_t stage, const int* slots, int pos, int lane) {
+#pragma unroll 1
+    for (int item = lane; item < kWarpTokens * kRowChunks; item += 32) {
+      const int row = item / kRowChunks, chunk = item % kRowChunks;
+      const int64_t slot = slots[row];
+      const int n_bytes = pos + row >= range.begin && pos + row < range.end ? 16 : 0;
+      const bool is_new = pos + row == range.new_pos;
+      const T* k = is_new ? range.new_k : range.k + slot * range.k_stride;
+      const T* v = is_new ? range.new_v : range.v + slot * range.v_stride;
+      const uint32_t to = stage + offset(row, chunk);
+      cp_async_16(to, k + chunk * kChunkLen, n_bytes);
+      cp_async_16(to + kMatrixBytes, v + chunk * kChunkLen, n_bytes);
+    }
+  }
+};
+
+// 2^x; what is below the smallest normal number is 0. -inf gives 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// Exact at both ends, where exp is 0 or inf.
+__device__ __forceinline__ float tanh_by_exp(float x) {
+  constexpr float kTwiceLog2E = 2.8853900817779268f;
+  return 1.0f - __fdividef(2.0f, exp2_fast(x * kTwiceLog2E) + 1.0f);
+}
+
+// The softmax of one warp over the tiles it has seen, for kHeadTiles * 8 query heads. A lane holds columns (query heads)
+// 2 * (lane % 4) and the next of each head tile.
+template <typename T, int kHeadDim, int kHeadTiles>
+struct WarpSoftmax {
+  using Tile = Ring<T, kHeadDim>;
+  static constexpr int kSubTiles = Tile::kWarpTokens / 16;
+
+  uint32_t q[kHeadDim / 16][kHeadTiles][2];  // Q^T, [dim, head] fragments
+  float o[kHeadDim / 16][kHeadTiles][4];     // O^T, [dim, head] sums of weighted values, relative to max
+  float max[kHeadTiles][2];                  // largest logit so far in log2 units; -inf before the first visible token
+  float sum[kHeadTiles][2];                  // this lane's part of the sum of weights
+
+  __device__ void reset() {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[d][h][i] = 0.0f;
+      }
+      max[h][0] = max[h][1] = -INFINITY;
+      sum[h][0] = sum[h][1] = 0.0f;
+    }
+  }
+
+  // rows: the first query head; n_rows of them exist, the rest count as zeros.
+  __device__ void load_q(const T* rows, int head_stride, int n_rows, int lane) {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const int head = h * 8 + lane / 4;
+      const T* row = rows + static_cast<int64_t>(head < n_rows ? head : 0) * head_stride + lane % 4 * 2;
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t pair = *reinterpret_cast<const uint32_t*>(row + d * 16 + half * 8);
+          q[d][h][half] = head < n_rows ? pair : 0u;
+        }
+      }
+    }
+  }
+
+  // Logits in log2 units of the tile in a stage: s[i] are tokens 16 i and on, [token, head] fragments.
+  __device__ void logits(float (&s)[kSubTiles][kHeadTiles][4], uint32_t stage, float scale_log2, float cap_log2) const {
+    const int lane = threadIdx.x % 32;
+    float odd[kSubTiles][kHeadTiles][4] = {};  // a second chain of products, for latency
+#pragma unroll
+    for (int t = 0; t < kSubTiles; ++t) {
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) s[t][h][0] = s[t][h][1] = s[t][h][2] = s[t][h][3] = 0.0f;
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+        uint32_t k[4];
+        ldmatrix_x4(k, stage + Tile::offset(t * 16 + (lane & 15), 2 * d + (lane >> 4)));
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) mma_16x8x16<T>(d % 2 == 0 ? s[t][h] : odd[t][h], k, q[d][h]);
+      }
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[t][h][i] = (s[t][h][i] + odd[t][h][i]) * scale_log2;
+      }
+    }
+    if (cap_log2 > 0.0f) {
+#pragma unroll
+      for (int i = 0; i < kSubTiles * kHeadTiles * 4; ++i) {
+        float& x = s[i / (kHeadTiles * 4)][i / 4 % kHeadTiles][i % 4];
+        x = cap_log2 * tanh_by_exp(x);
+      }
+    }
+  }
+
+  // The tile at positions pos and on, of which begin .. end - 1 are seen.
+  __device__ void attend(uint32_t stage, int pos, int begin, int end, float scale_log2, float cap_log2) {
+    const int lane = threadIdx.x % 32;
+    float s[kSubTiles][kHeadTiles][4];
+    logits(s, stage, scale_log2, cap_log2);
+    if (pos < begin || pos + Tile::kWarpTokens > end) {
+#pragma unroll
+      for (int row = 0; row < 2 * kSubTiles; ++row) {
+        const int token = pos + row * 8 + lane / 4;
+        if (token >= begin && token < end) continue;
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) s[row / 2][h][row % 2 * 2] = s[row / 2][h][row % 2 * 2 + 1] = -INFINITY;
+      }
+    }
+
+    float rescale[kHeadTiles][2];
+    bool has_grown = false;
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float largest = fmaxf(s[0][h][c], s[0][h][c + 2]);
+#pragma unroll
+        for (int t = 1; t < kSubTiles; ++t) largest = fmaxf(largest, fmaxf(s[t][h][c], s[t][h][c + 2]));
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+        largest = fmaxf(largest, max[h][c]);
+        const float base = largest == -INFINITY ? 0.0f : largest;  // -inf - -inf would be NaN
+        rescale[h][c] = exp2_fast(max[h][c] - base);
+        has_grown = has_grown || largest > max[h][c];
+        max[h][c] = largest;
+        float tile_sum = 0.0f;
+#pragma unroll
+        for (int t = 0; t < kSubTiles; ++t) {
+          s[t][h][c] = exp2_fast(s[t][h][c] - base);
+          s[t][h][c + 2] = exp2_fast(s[t][h][c + 2] - base);
+          tile_sum += s[t][h][c] + s[t][h][c + 2];
+        }
+        sum[h][c] = sum[h][c] * rescale[h][c] + tile_sum;
+      }
+    }
+    // Where no maximum grew every factor is exactly 1, so that skipping changes no bit. A first tile finds sums of 0,
+    // and a factor of 0 from a maximum of -inf.
+    if (__any_sync(kAllLanes, has_grown)) {
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[d][h][i] *= rescale[h][i % 2];
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kSubTiles; ++t) {
+      uint32_t p[kHeadTiles][2];  // P^T, [token, head] fragments
+#pragma unroll
+      for (int h = 0; h < kHeadTiles; ++h) {
+        p[h][0] = transpose_8x8(pack_2<T>(s[t][h][0], s[t][h][1]));
+        p[h][1] = transpose_8x8(pack_2<T>(s[t][h][2], s[t][h][3]));
+      }
+#pragma unroll
+      for (int d = 0; d < kHeadDim / 16; ++d) {
+        uint32_t v[4];
+        const int row = t * 16 + (lane & 7) + (lane >> 4) * 8;
+        ldmatrix_x4_trans(v, stage + Tile::kMatrixBytes + Tile::offset(row, 2 * d + (lane >> 3 & 1)));
+#pragma unroll
+        for (int h = 0; h < kHeadTiles; ++h) mma_16x8x16<T>(o[d][h], v, p[h]);
+      }
+    }
+  }
+};
+
+}  // namespace astrai::paged_decode
