@@ -54,6 +54,10 @@ class Option:
             is_kind = False
         if not is_kind:
             raise OptionError(f"{where} should be {_KINDS[self.kind]}, got {value!r}")
+        if value == "":
+            # As from an unset variable: an empty key would admit everyone, an empty host listen
+            # on every address.
+            raise OptionError(f"{where} is empty; give a text or leave it out")
         if self.choices and value not in self.choices:
             raise OptionError(f"{where} is {value!r}; accepted are {', '.join(self.choices)}")
         if self.minimum is not None and not value >= self.minimum:

@@ -94,6 +94,8 @@ def test_the_docker_sample_is_the_specification_s() -> None:
         ("server: {dtype: int8}", ["int8", "bfloat16"]),
         ("server: {metrics_public: 1}", ["true or false"]),
         ("server: {api_keys: 5}", ["list of texts"]),
+        ("server: {api_keys: ['a', '']}", ["server.api_keys", "empty"]),
+        ("server: {host: ''}", ["server.host", "empty"]),
         ("server: {model: a, param_path: b}", ["twice"]),
         ("server: {port: 1", ["not valid YAML"]),
         ("server: !!python/object/apply:os.getcwd []", ["not valid YAML"]),
@@ -124,7 +126,10 @@ def test_a_bad_argument_is_an_error_with_a_remedy(
     assert message.startswith("astrai-serve: error: ") and all(word in message for word in words)
 
 
-@pytest.mark.parametrize("argv", [["--port", "x"], ["--port", "-1"], ["--dtype", "int8"]])
+@pytest.mark.parametrize(
+    "argv",
+    [["--port", "x"], ["--port", "-1"], ["--dtype", "int8"], ["--api-key="], ["--model", ""]],
+)
 def test_a_bad_value_ends_with_status_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as info:
         main(argv)
