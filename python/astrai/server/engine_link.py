@@ -123,6 +123,16 @@ class EngineLink:
                 code="invalid_token_id",
             )
 
+    def check_count(self, n_generations: int) -> None:
+        """Refuse a request of more generations than may be open at once: it can never be queued."""
+        limit = self.settings.max_batch_size + self.settings.max_queue
+        if n_generations > limit:
+            raise bad_request(
+                f"the request asks for {n_generations} generations; this server holds at most "
+                f"{limit} at once",
+                param="n",
+            )
+
     def _prompt_limit(self) -> int:
         limit = self.max_seq_len - 1  # one position is left for the answer
         if self.settings.max_prompt_tokens is not None:

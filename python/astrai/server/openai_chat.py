@@ -189,12 +189,6 @@ def _template_tools(
 
 def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:
     """Refuse tool definitions that are too large or too deep for a template to render."""
-    size = len(orjson.dumps(tools))
-    if size > max_bytes:
-        raise bad_request(
-            f"the tool definitions have {size} bytes; at most {max_bytes} are allowed",
-            param="tools",
-        )
     level: list[Any] = list(tools)
     for _ in range(MAX_TOOL_DEPTH):
         level = [
@@ -203,8 +197,13 @@ def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:
             for inner in (item.values() if isinstance(item, dict) else item)
             if isinstance(inner, (dict, list))
         ]
-        if not level:
-            return
-    raise bad_request(
-        f"the tool definitions are nested deeper than {MAX_TOOL_DEPTH} levels", param="tools"
-    )
+    if level:
+        raise bad_request(
+            f"the tool definitions are nested deeper than {MAX_TOOL_DEPTH} levels", param="tools"
+        )
+    size = len(orjson.dumps(tools))  # after the depth: orjson itself ends at 254 levels
+    if size > max_bytes:
+        raise bad_request(
+            f"the tool definitions have {size} bytes; at most {max_bytes} are allowed",
+            param="tools",
+        )

@@ -146,6 +146,7 @@ class ProtocolHandler(Generic[RequestT]):
         self, prompts: list[list[int]], ctx: ResponseContext, stops: tuple[str, ...]
     ) -> tuple[list[Choice], list[GenerationRequest]]:
         """One generation for each choice of each prompt; those of one prompt share its prefix."""
+        self._engine.check_count(len(prompts) * ctx.n)
         sampling = replace(ctx.sampling, stop=stops)
         choices: list[Choice] = []
         requests: list[GenerationRequest] = []

@@ -98,7 +98,7 @@ async def detokenize(request: Request) -> Response:
 
 
 def _tokenize(body: TokenizeRequest, link: EngineLink) -> list[int]:
-    if body.messages is None:
+    if not body.messages:
         assert body.prompt is not None  # the model's validator saw to it
         return link.encode_text(body.prompt, body.add_special_tokens, body.parse_special)
     try:

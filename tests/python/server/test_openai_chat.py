@@ -235,10 +235,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "messages",
     ),
-    (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": _deep(200)}}]},
-        "tools",
-    ),
+    *[
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": _deep(n)}}]},
+            "tools",
+        )
+        for n in (65, 200, 900)
+    ],
 ]
 
 

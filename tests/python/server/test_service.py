@@ -37,6 +37,8 @@ def test_tokenize_and_detokenize_are_inverse(live: Live) -> None:
     assert live.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
     assert live.post("/detokenize", {"tokens": [300]}).status_code == 400
     assert live.post("/tokenize", {}).status_code == 422
+    empty = {"prompt": text, "messages": []}  # some clients send both
+    assert live.post("/tokenize", empty).json() == tokens
 
 
 def test_tokenize_renders_a_conversation_as_it_is_served(live: Live) -> None:
@@ -121,6 +123,19 @@ def test_every_route_but_the_probes_asks_for_the_key(locked: Live) -> None:
 def test_keys_come_in_either_header(locked: Live, headers: dict[str, str], status: int) -> None:
     response = locked.http.post("/v1/chat/completions", json=HELLO, headers=headers)
     assert response.status_code == status
+
+
+def test_an_empty_key_admits_nobody(start_server: Callable[..., Live]) -> None:
+    live = start_server(FakeEngine(), api_keys=("",))
+    for headers in ({}, {"x-api-key": ""}, {"authorization": "Bearer"}):
+        assert live.http.get("/stats", headers=headers).status_code == 401
+
+
+def test_more_generations_than_can_be_open_are_400(start_server: Callable[..., Live]) -> None:
+    live = start_server(FakeEngine(), max_batch_size=2, max_queue=1)
+    assert live.post("/v1/chat/completions", {**HELLO, "n": 3}).status_code == 200
+    refused = live.post("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 1})
+    assert refused.status_code == 400 and "at most 3" in refused.json()["detail"]
 
 
 def test_cors_answers_preflights_without_a_key(locked: Live) -> None:
