@@ -7,7 +7,9 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator
+import math
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +70,21 @@ class InferenceEngine:
         requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
         in one step, None or 0 without limit. max_queue: requests that may wait beside the running
         ones. end_ids: ids that end a text. after_step: see `InferenceScheduler`.
-        Raises ValueError when max_seq_len is beyond the model's context.
+        Raises ValueError naming an option out of its range.
         """
         config = model.config
+        _check_integer("max_batch_size", max_batch_size, 1)
+        _check_integer("page_size", page_size, 1)
+        _check_integer("max_queue", max_queue, 0)
+        for name, value, low in (
+            ("max_seq_len", max_seq_len, 2),
+            ("kv_tokens", kv_tokens, 1),
+            ("prefill_chunk", prefill_chunk, 0),
+        ):
+            if value is not None:
+                _check_integer(name, value, low)
+        for end_id in end_ids:
+            _check_integer("end_ids", end_id, 0, config.vocab_size - 1)
         context_len = min(config.max_position_embeddings, model.max_len)
         if max_seq_len is not None and not 2 <= max_seq_len <= context_len:
             raise ValueError(
@@ -208,9 +222,11 @@ class InferenceEngine:
             top_k=top_k,
             frequency_penalty=frequency_penalty,
         )
+        _check_timeout(timeout)
         if is_empty or not prompts:
             if stream:
-                return iter(())
+                nothing: list[str] = []
+                return (piece for piece in nothing)  # an iterator would have no close()
             return "" if is_single else [""] * len(prompts)
         requests = [self._request(one, params, namespace) for one in prompts]
         batch = RunningBatch(self.client, requests)
@@ -293,8 +309,8 @@ class InferenceEngine:
         params = SamplingParams(**named, **sampling)
         params = replace(
             params,
-            stop=(params.stop,) if isinstance(params.stop, str) else tuple(params.stop),
-            stop_token_ids=tuple(params.stop_token_ids),
+            stop=(params.stop,) if isinstance(params.stop, str) else _as_tuple(params.stop),
+            stop_token_ids=_as_tuple(params.stop_token_ids),
         )
         params.validate(self._vocab_size)
         return params, is_empty
@@ -325,6 +341,32 @@ def _as_prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
         "prompt must be a str, a list of token ids, or a list of either, got "
         f"{type(prompt).__name__}"
     )
+
+
+def _as_tuple(value: Any) -> Any:
+    """Any collection as the tuple that SamplingParams holds, None as none; the rest as it is, for
+    `validate` to refuse."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Iterable) else value
+
+
+def _check_integer(name: str, value: Any, low: int, high: float = math.inf) -> None:
+    if type(value) is not int or not low <= value <= high:
+        accepted = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(f"InferenceEngine: {name} must be an integer {accepted}, got {value!r}")
+
+
+def _check_timeout(timeout: Any) -> None:
+    """Before anything is submitted: nobody would read what is generated then."""
+    if timeout is None:
+        return
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if not is_number or not timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"generate: timeout must be None or at most {threading.TIMEOUT_MAX:g} seconds, "
+            f"got {timeout!r}"
+        )
 
 
 def _token_table(tokenizer: Tokenizer | None, vocab_size: int) -> _C.TokenTable:

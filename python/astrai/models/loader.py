@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from astrai.models.hub import fetch_from_hub, is_hub_id
 from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["LoadedModel", "load_model"]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def load_model(
 
     source: a Hugging Face folder, a GGUF file, a hub id, or None for the default model, which is
     fetched on first use. progress: a bar on stderr while it is a terminal; "always" shows it
-    anywhere. max_seq_len: tokens to serve, at least 1; default the model's context.
+    anywhere. max_seq_len: tokens to serve, at least 2; default and most the model's context.
     Raises ModelLoadError for files, ValueError for the other arguments."""
     began = time.perf_counter()
     resolved_device = resolve_device(device)
@@ -63,13 +60,10 @@ def load_model(
     checkpoint = open_gguf(path) if path.is_file() else open_folder(path)
     config = checkpoint.config
     max_len = config.max_position_embeddings if max_seq_len is None else max_seq_len
-    if max_len < 1:
-        raise ValueError(f"max_seq_len must be at least 1, got {max_len}.")
-    if max_len > config.max_position_embeddings:
-        logger.warning(
-            "max_seq_len %d is beyond the model's context of %d tokens",
-            max_len,
-            config.max_position_embeddings,
+    if not 2 <= max_len <= config.max_position_embeddings:
+        # Before anything of that length is made: a rotary table may be larger than the machine.
+        raise ValueError(
+            f"max_seq_len is {max_len}; this model takes 2 to {config.max_position_embeddings}"
         )
     if resolved_device.type == "cpu":
         # One setting for both, so that OMP_NUM_THREADS and torch.set_num_threads reach _C as well.

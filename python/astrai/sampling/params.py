@@ -87,15 +87,23 @@ class SamplingParams:
             _integer("seed", self.seed, _SEED_MIN, _SEED_MAX)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise ValueError(
+                    f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
+                )
             _token_ids("logit_bias", self.logit_bias, vocab_size)
             for token_id, bias in self.logit_bias.items():
                 _real(f"logit_bias[{token_id}]", bias, -100, 100)
         self._validate_stop()
 
     def _validate_stop(self) -> None:
-        if isinstance(self.stop, str) or not all(isinstance(s, str) for s in self.stop):
+        is_tuple = isinstance(self.stop, (tuple, list))
+        if not is_tuple or not all(isinstance(stop, str) for stop in self.stop):
             raise ValueError(f"stop must be a tuple of strings, got {self.stop!r}")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise ValueError(f"stop has {len(self.stop)} strings, at most {MAX_STOP_STRINGS}")
@@ -126,6 +134,8 @@ def _integer(name: str, value: Any, low: int, high: int | None = None) -> None:
 
 
 def _token_ids(name: str, token_ids: Iterable[Any], vocab_size: int) -> None:
+    if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
+        raise ValueError(f"{name} must be a tuple of token ids, got {token_ids!r}")
     for token_id in token_ids:
         is_id = isinstance(token_id, int) and not isinstance(token_id, bool)
         if not is_id or not 0 <= token_id < vocab_size:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from toy_model import END_ID, TOY_FAULT_ID, ToyConfig, ToyModel, toy_engine
@@ -85,7 +86,8 @@ def test_nothing_to_generate_does_not_reach_the_scheduler(
 
     assert engine.generate("a", max_tokens=max_tokens) == ""
     assert engine.generate(["a", "b"], max_tokens=max_tokens) == ["", ""]
-    assert list(engine.generate("a", stream=True, max_tokens=max_tokens)) == []
+    with closing(engine.generate("a", stream=True, max_tokens=max_tokens)) as stream:
+        assert list(stream) == []
     assert asyncio.run(collect()) == []
     assert engine.generate([]) == []
     assert engine.get_stats()["total_tasks"] == before
@@ -102,6 +104,10 @@ def test_nothing_to_generate_does_not_reach_the_scheduler(
         ({"stop_token_ids": (9999,)}, "stop_token_ids"),
         ({"logit_bias": {99999999: 5.0}}, "logit_bias"),
         ({"top_q": 1}, "top_q"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"ignore_eos": "no"}, "ignore_eos"),
     ],
 )
 def test_a_wrong_parameter_is_a_value_error_that_names_it(
@@ -111,6 +117,23 @@ def test_a_wrong_parameter_is_a_value_error_that_names_it(
         engine.generate("a", **options)
     with pytest.raises(ValueError, match=field):
         engine.generate_async("a", **options)
+
+
+@pytest.mark.parametrize("timeout", ["1", True, float("nan"), 1e300])
+def test_a_wrong_timeout_is_refused_before_anything_runs(
+    engine: InferenceEngine, timeout: object
+) -> None:
+    before = engine.get_stats()["total_tasks"]
+    for stream in (False, True):
+        with pytest.raises(ValueError, match="timeout"):
+            engine.generate("a", stream=stream, timeout=timeout)  # type: ignore[call-overload]
+    assert engine.get_stats()["total_tasks"] == before
+
+
+def test_no_stops_and_collections_of_stops_are_accepted(engine: InferenceEngine) -> None:
+    text = engine.generate("a", max_tokens=6, **GREEDY)
+    assert engine.generate("a", max_tokens=6, stop=None, stop_token_ids=None, **GREEDY) == text
+    assert engine.generate("a", max_tokens=6, stop={text[0]}, **GREEDY) == ""
 
 
 @pytest.mark.parametrize("prompt", ["", [[]], [VOCAB := 61], [-1], [[1], [2, 61]]])
@@ -344,7 +367,25 @@ def test_an_engine_without_tokenizer_takes_token_ids() -> None:
             engine.generate("abc")
 
 
-@pytest.mark.parametrize("options", [{"max_seq_len": 1000}, {"max_seq_len": 1}, {"kv_mode": "x"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_seq_len": 1000},
+        {"max_seq_len": 1},
+        {"max_seq_len": "5"},
+        {"kv_mode": "x"},
+        {"max_batch_size": 0},
+        {"max_batch_size": 2.5},
+        {"page_size": 0, "kv_mode": "paged"},
+        {"kv_tokens": "5", "kv_mode": "paged"},
+        {"prefill_chunk": -1},
+        {"prefill_chunk": 1.5},
+        {"max_queue": -1},
+        {"max_queue": None},
+        {"end_ids": (10**9,)},
+        {"end_ids": ("a",)},
+    ],
+)
 def test_a_wrong_engine_option_is_named(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         toy_engine(ToyModel(ToyConfig()), **options)
