@@ -297,6 +297,20 @@ def test_workspace_is_sized_for_every_split_of_a_full_pool():
     assert cache.decode_out.shape == (4, 4, 8) and cache.decode_out.dtype == torch.float32
 
 
+def test_the_workspace_grows_for_requests_that_share_slots():
+    pool = make_pool(max_seq_len=2048, n_tokens=4 * 420)
+    prompt = list(range(1600))
+    rows = []
+    for i in range(4):
+        rows.append(pool.admit([*prompt, 5000 + i]).req_idx)
+        pool.commit(rows[-1], len(prompt))
+
+    cache = pool.bind_tasks(rows, [1601] * 4)
+
+    assert int(cache.decode_split_indptr[-1]) == 4 * 4
+    assert len(cache.decode_o_part) == len(cache.decode_ml_part) == 4 * 4
+
+
 def test_without_n_heads_there_is_no_workspace():
     pool = make_pool(n_heads=None)
     cache = pool.bind_tasks(admit_all(pool, [3]), [3])
