@@ -1,6 +1,6 @@
 // The fused GPU operations of a build without CUDA: they check their arguments, then say why there is no kernel.
 #include "astrai/fused_ops.h"
-#include "without_cuda.h"
+#include "throw_unavailable.h"
 
 namespace astrai {
 

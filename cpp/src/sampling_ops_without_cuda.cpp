@@ -1,6 +1,6 @@
 // The sampling operations of a build without CUDA: they check their arguments, then say why there is no kernel.
 #include "astrai/sampling_ops.h"
-#include "without_cuda.h"
+#include "throw_unavailable.h"
 
 namespace astrai {
 
