@@ -10,7 +10,7 @@
 
 namespace astrai {
 
-// split_len is a multiple of the first, the KV tokens that a thread block's warps take at a time, up to the second.
+// split_len is a multiple of the first, in which every kernel's tiles fit, and at most the second.
 constexpr int kDecodeTileTokens = 128;
 constexpr int kMaxDecodeSplitLen = 512;
 
@@ -63,8 +63,8 @@ struct PagedDecodeArgs {
   int group;                          // query heads of one KV head
   int window;                         // visible positions; INT32_MAX without a window
   int split_len, max_splits;
-  float scale_log2;                   // sm_scale * log2(e); with a cap: 1 / cap of the scaled logit's tanh argument
-  float cap_log2;                     // soft_cap * log2(e), 0 without a cap
+  float scale_log2;                   // sm_scale * log2(e); with a cap: sm_scale / soft_cap
+  float cap_log2;                     // soft_cap * log2(e); 0 without a cap
 };
 // Checks all but the device.
 PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call);
