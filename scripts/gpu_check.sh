@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The GPU operations on a machine with a GPU, nvcc, torch, pybind11 and scikit-build-core, and nothing else installed:
-# builds the package for that GPU, runs the tests marked gpu, measures, and writes gpu_ops.json and gpu_ops.md.
+# builds the package for that GPU, runs the tests of the operations marked gpu, measures, and writes a .json and a .md of
+# each benchmark.
 #   scripts/gpu_check.sh FOLDER COMMIT
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,8 +20,9 @@ grep -m 1 'astrai: CUDA kernels' "$build/install.log"
 export PYTHONPATH="$build/site"
 
 echo "== tests"
-"$python" -m pytest -q -p no:cacheprovider -m gpu tests/python/ops/test_rotary_emb.py \
-  tests/python/ops/test_store_kv.py tests/python/ops/test_availability.py
+"$python" -m pytest -q -p no:cacheprovider -m gpu tests/python/ops
 
 echo "== measurements"
-"$python" benchmarks/kernels/gpu_ops.py --out "$folder" --commit "$commit"
+for benchmark in gpu_ops elementwise sampling; do
+  "$python" "benchmarks/kernels/$benchmark.py" --out "$folder" --commit "$commit"
+done
