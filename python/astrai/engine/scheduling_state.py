@@ -242,8 +242,9 @@ class SchedulingState(Generic[T]):
 
     def _is_worth_preempting(self, task: T) -> bool:
         """May a task that runs alone find room by coming back? It may when it holds a private
-        copy of a page of the tree, which it then does without."""
-        return task.n_written > task.n_prefill and self._pool.fits(task.n_written + 1)
+        copy of a page of the tree, which it then does without. Each stay gives a token at least,
+        so coming back has an end."""
+        return self._pool.fits(task.n_written + 1)
 
     def _preempt(self, task: T) -> None:
         """Send the youngest running task back to the head of the queue, to be recomputed later.

@@ -162,6 +162,16 @@ def test_a_request_that_fills_the_pool_alone_ends_with_length() -> None:
         assert len(run_all(engine, [GenerationRequest([2], greedy(3))])[0][0]) == 3
 
 
+def test_a_cached_prompt_of_whole_pages_gets_the_room_of_a_new_one() -> None:
+    # 7 of the pool's 8 pages; a hit leaves out the last one, whose copy then takes the eighth.
+    with toy_engine(kv_mode="paged", page_size=4, kv_tokens=32, max_seq_len=64) as engine:
+        request = GenerationRequest([1, 2, 3, 4] * 7, greedy(5))
+        (cold,), _ = run_all(engine, [request])
+        (warm,), (last,) = run_all(engine, [request])
+        assert last.n_cached == 24
+        assert len(cold) == 5 and warm == cold
+
+
 def test_held_text_is_released_by_a_cancel() -> None:
     gate = threading.Semaphore(0)
     model = ToyModel()
