@@ -143,6 +143,10 @@ __device__ __forceinline__ void wgmma_rs<__half>(float (&d)[32], const uint32_t*
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int n_arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(n_arrivals) : "memory");
 }
+// Makes inits visible; a __syncthreads() must follow.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -158,6 +162,18 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 // Orders what other threads wrote to shared memory by cp.async, as seen through a barrier, before this thread's wgmma.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
 
 // ---- named barriers ----
 __device__ __forceinline__ void named_sync(int id, int n_threads) {
