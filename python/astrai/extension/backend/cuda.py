@@ -9,12 +9,14 @@ import torch
 from astrai.extension import ops
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
+from .cache_io import host_lens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from astrai.kvcache import KVCache
 
+_TILE_ROWS = 64  # of the tiles made for a cache that comes without; the kernel takes any number
 _KERNELS = {"decode": "attn_paged_decode", "prefill": "attn_paged_prefill"}
 
 
@@ -56,8 +58,9 @@ class CudaBackend(AttentionBackend):
         sm_scale: float | None = None,
     ) -> Tensor:
         cache = _require_cache(kv_cache)
-        if cache.q_tile_to_batch is None or cache.q_tile_to_index is None:
+        if cache.max_q_len == 1 and cache.q_tile_to_batch is None:
             return self.fwd_decode(q, k, v, cache, layer_id, sm_scale=sm_scale)
+        q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
         k_cache, v_cache = cache.k_buffer[layer_id], cache.v_buffer[layer_id]
         ops.store_kv(k, v, k_cache, v_cache, cache.out_cache_loc)
         return ops.attn_paged_prefill(
@@ -68,11 +71,11 @@ class CudaBackend(AttentionBackend):
             cache.req_pool_indices,
             cache.kv_indptr,
             cache.qo_indptr,
-            cache.q_tile_to_batch,
-            cache.q_tile_to_index,
+            q_tile_to_batch,
+            q_tile_to_index,
             is_causal=True,
             sm_scale=sm_scale,
-            q_tile_rows=cache.q_tile_rows,
+            q_tile_rows=q_tile_rows,
         )
 
     def fwd_decode(
@@ -106,6 +109,24 @@ class CudaBackend(AttentionBackend):
     @staticmethod
     def supports_graph() -> bool:
         return True
+
+
+def query_tiles(cache: KVCache) -> tuple[Tensor, Tensor, int | None]:
+    """q_tile_to_batch, q_tile_to_index and their rows: the plan's, or made once per step."""
+    if cache.q_tile_to_batch is not None and cache.q_tile_to_index is not None:
+        return cache.q_tile_to_batch, cache.q_tile_to_index, cache.q_tile_rows
+    tiles: tuple[Tensor, Tensor] | None = cache.scratch.get("cuda_query_tiles")
+    if tiles is None:
+        pairs = [
+            (request, tile)
+            for request, q_len in enumerate(host_lens(cache)[1])
+            for tile in range(-(-q_len // _TILE_ROWS))
+        ]
+        columns = torch.tensor(pairs, dtype=torch.int32).view(-1, 2).T.contiguous()
+        on_device = columns.to(cache.kv_indptr.device)
+        tiles = (on_device[0], on_device[1])
+        cache.scratch["cuda_query_tiles"] = tiles
+    return *tiles, _TILE_ROWS
 
 
 def _require_cache(kv_cache: KVCache | None) -> KVCache:
