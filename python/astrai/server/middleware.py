@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import secrets
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from astrai.server.errors import ApiError, error_response
 from astrai.server.metrics import HttpMetrics
 from astrai.server.settings import ServerSettings
 
+_PARAMETER = re.compile(r"{(\w+)[^}]*}")  # of a route's path: {name} or {name:converter}
 access_log = logging.getLogger("astrai.access")
 log = logging.getLogger("astrai.server")
 
@@ -110,7 +112,9 @@ class _Exchange:
     def finish(self, metrics: HttpMetrics) -> None:
         total_s = time.monotonic() - self._start_s
         status = self.status or 499
-        route = getattr(self._scope.get("route"), "path", None) or "other"
+        pattern = getattr(self._scope.get("route"), "path", None) or "other"
+        # Braces are legal in a label, but simple readers of the format stop at the first one.
+        route = _PARAMETER.sub(r":\1", pattern)
         metrics.observe(route, status, self._first_byte_s, total_s)
         # The path alone: no query, no body, no prompt.
         access_log.info(

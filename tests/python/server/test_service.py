@@ -26,6 +26,8 @@ def test_metrics_count_answers_by_route_pattern(live: Live) -> None:
         r'astrai_http_requests_total\{route="/v1/chat/completions",status="200"\} [1-9]', text
     )
     assert 'route="other",status="404"' in text and "such" not in text
+    live.http.get("/v1/models/astrai")
+    assert 'route="/v1/models/:model_id",status="200"} 1' in live.http.get("/metrics").text
     assert "# TYPE astrai_total_tokens counter" in text and "astrai_ttft_s_p90 0.25" in text
     assert "None" not in text
 
