@@ -376,7 +376,7 @@ def cpu_call(**changes: object) -> Tensor:
 
 def test_tensors_that_fit_reach_the_question_of_the_kernel() -> None:
     if _C.BUILT_WITH_CUDA:
-        with pytest.raises(ValueError, match="q is on cpu; expected cuda"):
+        with pytest.raises(ValueError, match="q is on the CPU; expected a CUDA device"):
             cpu_call()
     else:
         with pytest.raises(ops.KernelUnavailableError, match="attn_paged_decode: this build has"):
