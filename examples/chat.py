@@ -10,20 +10,16 @@ from __future__ import annotations
 import sys
 
 from astrai import InferenceEngine
-from astrai.text import encode_chat
 
 
 def main() -> None:
     source = sys.argv[1] if len(sys.argv) > 1 else None
     messages: list[dict[str, str]] = []
     with InferenceEngine.from_pretrained(source, kv_mode="paged") as engine:
-        if engine.tokenizer is None or engine.chat_template is None:
-            raise SystemExit("this model has no chat template")
         while line := input("> ").strip():
             messages.append({"role": "user", "content": line})
-            prompt = encode_chat(engine.tokenizer, engine.chat_template, messages)
             answer = ""
-            for piece in engine.generate(prompt, stream=True, max_tokens=512, temperature=0.7):
+            for piece in engine.chat(messages, stream=True, max_tokens=512, temperature=0.7):
                 print(piece, end="", flush=True)
                 answer += piece
             print()

@@ -7,16 +7,21 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from astrai import _C
+from astrai.engine.arguments import (
+    Prompt,
+    as_conversations,
+    as_params,
+    as_prompts,
+    check_integer,
+    check_timeout,
+)
 from astrai.engine.client import EngineClient, InProcessClient, capture_selection
 from astrai.engine.errors import RequestError
 from astrai.engine.executor import StepExecutor
@@ -28,14 +33,13 @@ from astrai.engine.scheduler import InferenceScheduler
 from astrai.extension import ATTN_BACKEND, AttentionBackend, attn_backend
 from astrai.kvcache import PagePool
 from astrai.sampling import Sampler, SamplingParams
+from astrai.text import encode_chat
 
 if TYPE_CHECKING:
     from astrai.models import CausalLM
     from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["InferenceEngine"]
-
-Prompt: TypeAlias = str | list[str] | list[int] | list[list[int]]
 
 
 class InferenceEngine:
@@ -73,18 +77,18 @@ class InferenceEngine:
         Raises ValueError naming an option out of its range.
         """
         config = model.config
-        _check_integer("max_batch_size", max_batch_size, 1)
-        _check_integer("page_size", page_size, 1)
-        _check_integer("max_queue", max_queue, 0)
+        check_integer("max_batch_size", max_batch_size, 1)
+        check_integer("page_size", page_size, 1)
+        check_integer("max_queue", max_queue, 0)
         for name, value, low in (
             ("max_seq_len", max_seq_len, 2),
             ("kv_tokens", kv_tokens, 1),
             ("prefill_chunk", prefill_chunk, 0),
         ):
             if value is not None:
-                _check_integer(name, value, low)
+                check_integer(name, value, low)
         for end_id in end_ids:
-            _check_integer("end_ids", end_id, 0, config.vocab_size - 1)
+            check_integer("end_ids", end_id, 0, config.vocab_size - 1)
         context_len = min(config.max_position_embeddings, model.max_len)
         if max_seq_len is not None and not 2 <= max_seq_len <= context_len:
             raise ValueError(
@@ -200,40 +204,91 @@ class InferenceEngine:
         top_k: int = 50,
         frequency_penalty: float = 0.0,
         *,
+        params: SamplingParams | None = None,
         timeout: float | None = None,
         namespace: str = "",
+        progress: bool = False,
         **sampling: Any,
     ) -> Any:
         """Generate text for one prompt or several; a prompt is text or token ids.
 
         Returns a str for one prompt and a list for several; with stream a generator of str or of
-        (index, str), whose closing cancels. max_tokens 0 or less gives "" at once. timeout:
-        seconds, after which the requests are cancelled and TimeoutError is raised. namespace: see
-        `GenerationRequest`. sampling: further fields of `SamplingParams`.
+        (index, str), whose closing cancels. max_tokens 0 or less gives "" at once. params: all
+        sampling parameters at once, instead of those by name. timeout: seconds, after which the
+        requests are cancelled and TimeoutError is raised. namespace: see `GenerationRequest`.
+        progress: a bar on stderr, of finished prompts; not with stream. sampling: further fields
+        of `SamplingParams`.
         Raises ValueError naming a field out of range, RequestError for a prompt that cannot be
         served, GenerationError for a request that failed on the way.
         """
-        prompts, is_single = _as_prompts(prompt)
-        params, is_empty = self._params(
-            sampling,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            frequency_penalty=frequency_penalty,
-        )
-        _check_timeout(timeout)
-        if is_empty or not prompts:
+        prompts, is_single = as_prompts(prompt)
+        sampling |= {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "frequency_penalty": frequency_penalty,
+        }
+        checked = as_params(params, sampling, self._vocab_size)
+        check_timeout(timeout)
+        if checked is None or not prompts:
             if stream:
                 nothing: list[str] = []
                 return (piece for piece in nothing)  # an iterator would have no close()
             return "" if is_single else [""] * len(prompts)
-        requests = [self._request(one, params, namespace) for one in prompts]
+        requests = [self._request(one, checked, namespace) for one in prompts]
         batch = RunningBatch(self.client, requests)
         if stream:
             return PieceStream(batch, is_single, timeout)
-        texts = batch.wait(timeout)
+        texts = batch.wait_with_bar(timeout) if progress else batch.wait(timeout)
         return texts[0] if is_single else texts
+
+    @overload
+    def chat(
+        self, messages: list[dict[str, Any]], stream: Literal[False] = False, **options: Any
+    ) -> str: ...
+    @overload
+    def chat(
+        self, messages: list[list[dict[str, Any]]], stream: Literal[False] = False, **options: Any
+    ) -> list[str]: ...
+    @overload
+    def chat(
+        self, messages: list[dict[str, Any]], stream: Literal[True], **options: Any
+    ) -> Generator[str, None, None]: ...
+    @overload
+    def chat(
+        self, messages: list[list[dict[str, Any]]], stream: Literal[True], **options: Any
+    ) -> Generator[tuple[int, str], None, None]: ...
+
+    def chat(
+        self,
+        messages: Any,
+        stream: bool = False,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        template_options: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """The assistant's next turn in one conversation or several, as `generate` gives text.
+
+        messages: {"role", "content"} dicts in the order they were said, or a list of such lists.
+        tools, template_options: what the model's chat template gets beside them; the text is
+        returned as the model wrote it, calls of tools included. options: those of `generate`.
+        Raises RequestError where the model has no chat template, TemplateError (a ValueError) where
+        it refuses the messages, and what `generate` raises.
+        """
+        conversations, is_single = as_conversations(messages)
+        if self.tokenizer is None or self.chat_template is None:
+            raise RequestError(
+                "this model has no chat template; use generate() or give one by chat_template",
+                param="messages",
+            )
+        prompts = [
+            encode_chat(self.tokenizer, self.chat_template, one, tools, **(template_options or {}))
+            for one in conversations
+        ]
+        generate: Any = self.generate  # its overloads take no bool
+        return generate(prompts[0] if is_single else prompts, stream, **options)
 
     def generate_async(
         self,
@@ -244,25 +299,27 @@ class InferenceEngine:
         top_k: int = 50,
         frequency_penalty: float = 0.0,
         *,
+        params: SamplingParams | None = None,
         namespace: str = "",
         **sampling: Any,
     ) -> AsyncGenerator[str, None]:
         """The pieces of one text for `async for`. Arguments are checked, and the attention
         backend in force is captured, by the call; the request is submitted by the first step of
         the iteration. Closing the generator cancels it. Raises as `generate` does."""
-        prompts, is_single = _as_prompts(prompt)
+        prompts, is_single = as_prompts(prompt)
         if not is_single:
             raise ValueError("generate_async: prompt must be one text or one list of token ids")
-        params, is_empty = self._params(
-            sampling,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            frequency_penalty=frequency_penalty,
+        sampling |= {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "frequency_penalty": frequency_penalty,
+        }
+        checked = as_params(params, sampling, self._vocab_size)
+        return self._pieces(
+            None if checked is None else self._request(prompts[0], checked, namespace)
         )
-        request = None if is_empty else self._request(prompts[0], params, namespace)
-        return self._pieces(request)
 
     def get_stats(self) -> dict[str, object]:
         """Counters, queue lengths, pages, latencies and the bytes of weights and KV pool."""
@@ -295,26 +352,6 @@ class InferenceEngine:
                 if error is not None:
                     raise error
 
-    def _params(self, sampling: dict[str, Any], **named: Any) -> tuple[SamplingParams, bool]:
-        """Checked parameters, and whether nothing is to be generated."""
-        max_tokens = named["max_tokens"]
-        is_empty = type(max_tokens) is int and max_tokens <= 0
-        if is_empty:
-            named["max_tokens"] = None
-        unknown = sorted(set(sampling) - set(SamplingParams.__dataclass_fields__))
-        if unknown:
-            raise ValueError(
-                f"generate: {unknown[0]} is not a parameter; see SamplingParams for those there are"
-            )
-        params = SamplingParams(**named, **sampling)
-        params = replace(
-            params,
-            stop=(params.stop,) if isinstance(params.stop, str) else _as_tuple(params.stop),
-            stop_token_ids=_as_tuple(params.stop_token_ids),
-        )
-        params.validate(self._vocab_size)
-        return params, is_empty
-
     def _request(
         self, prompt: str | list[int], params: SamplingParams, namespace: str
     ) -> GenerationRequest:
@@ -326,47 +363,6 @@ class InferenceEngine:
             prompt = self.tokenizer.encode(prompt)
         selection = capture_selection(self._default_backend)
         return GenerationRequest(prompt, params, namespace, selection=selection)
-
-
-def _as_prompts(prompt: Any) -> tuple[list[str | list[int]], bool]:
-    """The prompts as a list, and whether the caller gave a single one."""
-    if isinstance(prompt, str):
-        return [prompt], True
-    if isinstance(prompt, list):
-        if prompt and all(type(token_id) is int for token_id in prompt):
-            return [prompt], True
-        if all(isinstance(one, (str, list)) for one in prompt):
-            return prompt, False
-    raise ValueError(
-        "prompt must be a str, a list of token ids, or a list of either, got "
-        f"{type(prompt).__name__}"
-    )
-
-
-def _as_tuple(value: Any) -> Any:
-    """Any collection as the tuple that SamplingParams holds, None as none; the rest as it is, for
-    `validate` to refuse."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, Iterable) else value
-
-
-def _check_integer(name: str, value: Any, low: int, high: float = math.inf) -> None:
-    if type(value) is not int or not low <= value <= high:
-        accepted = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
-        raise ValueError(f"InferenceEngine: {name} must be an integer {accepted}, got {value!r}")
-
-
-def _check_timeout(timeout: Any) -> None:
-    """Before anything is submitted: nobody would read what is generated then."""
-    if timeout is None:
-        return
-    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-    if not is_number or not timeout <= threading.TIMEOUT_MAX:
-        raise ValueError(
-            f"generate: timeout must be None or at most {threading.TIMEOUT_MAX:g} seconds, "
-            f"got {timeout!r}"
-        )
 
 
 def _token_table(tokenizer: Tokenizer | None, vocab_size: int) -> _C.TokenTable:

@@ -36,6 +36,7 @@ class RunningBatch:
         self._client = client
         self.result = GenerateResult(len(requests))
         self._request_ids: list[str] = []
+        self._n_tokens = 0  # of all requests; changed by the engine's thread alone
         try:
             for idx, request in enumerate(requests):
                 self._request_ids.append(client.submit(request, self._sink(idx)))
@@ -61,9 +62,25 @@ class RunningBatch:
             raise TimeoutError(f"generation did not finish in {timeout} s; it was cancelled")
         return self.result.get_results()
 
+    def wait_with_bar(self, timeout: float | None) -> list[str]:
+        """As wait(), with a bar on stderr: requests that ended, and their tokens a second."""
+        from tqdm import tqdm  # only for those who look
+
+        pieces: PieceStream[tuple[int, str]] = PieceStream(self, False, timeout)
+        began_s = time.monotonic()
+        with tqdm(total=self.result.count, unit="prompt", dynamic_ncols=True) as bar:
+            for _ in pieces:
+                if self.result.n_ended != bar.n:
+                    rate = self._n_tokens / max(time.monotonic() - began_s, 1e-9)
+                    bar.set_postfix_str(f"{rate:.1f} tokens/s", refresh=False)
+                    bar.update(self.result.n_ended - bar.n)
+            bar.update(self.result.count - bar.n)
+        return self.result.get_results()
+
     def _sink(self, idx: int) -> EventSink:
         def on_events(events: list[TokenEvent]) -> None:
             for event in events:
+                self._n_tokens += len(event.token_ids)
                 if event.text:
                     self.result.append(event.text, idx)
                 error = error_of(event)

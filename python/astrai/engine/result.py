@@ -72,6 +72,12 @@ class GenerateResult:
         with self._changed:
             return self._changed.wait_for(lambda: self._n_open == 0, timeout)
 
+    @property
+    def n_ended(self) -> int:
+        """How many texts have ended."""
+        with self._changed:
+            return self.count - self._n_open
+
     def get_results(self) -> list[str]:
         """The texts so far. Raises the error of the first text that ended with one."""
         with self._changed:

@@ -8,6 +8,7 @@ import gc
 import threading
 import time
 from contextlib import closing
+from typing import Any
 
 import pytest
 from toy_model import END_ID, TOY_FAULT_ID, ToyConfig, ToyModel, toy_engine
@@ -20,6 +21,8 @@ from astrai.engine import (
     RequestError,
 )
 from astrai.extension import ATTN_BACKEND, attn_backend
+from astrai.sampling import SamplingParams
+from astrai.text import ChatTemplate
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 PROMPTS = ["a", "hello", "helloworld" * 5, "Q", "zz9"[:2]]
@@ -389,3 +392,85 @@ def test_an_engine_without_tokenizer_takes_token_ids() -> None:
 def test_a_wrong_engine_option_is_named(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         toy_engine(ToyModel(ToyConfig()), **options)
+
+
+def test_params_replace_the_parameters_by_name(engine: InferenceEngine) -> None:
+    by_name = {"max_tokens": 9, "seed": 5, "stop": ["zz"], **GREEDY}
+    text = engine.generate("hello", **by_name)
+    params = SamplingParams(**by_name)
+
+    async def collect() -> str:
+        return "".join([piece async for piece in engine.generate_async("hello", params=params)])
+
+    assert engine.generate("hello", params=params) == text
+    assert "".join(engine.generate("hello", stream=True, params=params)) == text
+    assert asyncio.run(collect()) == text
+    assert engine.generate(PROMPTS, params=SamplingParams(max_tokens=0)) == [""] * len(PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"params": SamplingParams(), "max_tokens": 3}, "max_tokens in params or by name"),
+        ({"params": SamplingParams(), "seed": 3}, "seed in params or by name"),
+        ({"params": SamplingParams(top_p=7.0)}, "top_p"),
+        ({"params": {"max_tokens": 3}}, "params must be SamplingParams"),
+    ],
+)
+def test_params_are_checked(engine: InferenceEngine, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        engine.generate("a", **options)
+    with pytest.raises(ValueError, match=told):
+        engine.generate_async("a", **options)
+
+
+def test_a_bar_shows_on_stderr_and_changes_nothing(
+    engine: InferenceEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = engine.generate(PROMPTS, max_tokens=12, **GREEDY)
+    assert capsys.readouterr() == ("", "")
+    assert engine.generate(PROMPTS, max_tokens=12, progress=True, **GREEDY) == texts
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{len(PROMPTS)}/{len(PROMPTS)}" in shown.err and "tokens/s" in shown.err
+
+
+def test_a_bar_keeps_timeouts_and_errors(engine: InferenceEngine) -> None:
+    with pytest.raises(TimeoutError):
+        engine.generate("a", timeout=0, progress=True, **GREEDY)
+    with pytest.raises(GenerationError):
+        engine.generate([[1], [TOY_FAULT_ID, 1]], max_tokens=4, progress=True, **GREEDY)
+
+
+TEMPLATE = ChatTemplate(
+    "{% if ends %}{{ ends }}{% endif %}"
+    "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}"
+    "{% if tools %}{{ tools[0].name }}{% endif %}{% if add_generation_prompt %}a{% endif %}",
+    {},
+)
+
+
+def test_chat_is_generate_over_the_template() -> None:
+    first = [{"role": "user", "content": "hello"}]
+    second = [*first, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    options = {"max_tokens": 8, **GREEDY}
+    with toy_engine(max_batch_size=2, chat_template=TEMPLATE) as engine:
+        texts = engine.generate(["uhelloa", "uhelloabuca"], **options)
+        assert engine.chat(first, **options) == texts[0]
+        assert engine.chat([first, second], **options) == texts
+        assert "".join(engine.chat(first, stream=True, **options)) == texts[0]
+        with_tools = engine.chat(first, tools=[{"name": "xy"}], **options)
+        assert with_tools == engine.generate("uhelloxya", **options)
+        extra = engine.chat(first, template_options={"ends": "qq"}, **options)
+        assert extra == engine.generate("qquhelloa", **options)
+
+
+@pytest.mark.parametrize("messages", ["hello", [], [[]], [{"role": "user"}, []], None, [[1]]])
+def test_messages_of_another_shape_are_refused(messages: Any) -> None:
+    with toy_engine(chat_template=TEMPLATE) as engine, pytest.raises(ValueError, match="messages"):
+        engine.chat(messages)
+
+
+def test_chat_without_a_template_says_so(engine: InferenceEngine) -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        engine.chat([{"role": "user", "content": "a"}])

@@ -94,6 +94,7 @@ class ToyTokenizer:
 
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567"
     strips_leading_space = False
+    special_strings = ("<end>",)
 
     def encode(self, text: str) -> list[int]:
         return [self.letters.index(letter) for letter in text]
