@@ -42,6 +42,9 @@ class KVCache:
     decode_out: Tensor | None = field(repr=False)
     decode_split_indptr: Tensor | None = None  # [batch + 1] prefix sum of KV splits
     q_tile_rows: int | None = None  # query rows of a tile; None: what the prefill kernel asks for
+    # Positions [i * page_size, (i + 1) * page_size) of a request lie in one page of the pool: slots
+    # [p * page_size, (p + 1) * page_size), in order.
+    page_size: int = 1
     max_q_len: int = 1
     seq_lens_cpu: tuple[int, ...] | None = None  # lengths on the host: read without synchronising
     q_lens_cpu: tuple[int, ...] | None = None

@@ -57,6 +57,8 @@ class PagePool:
             )
         self.device = torch.device(device)
         self.host = _C.PagePool(max_batch_size, max_seq_len, page_size, n_tokens)
+        # A row's own run of slots is the page of the contiguous mode.
+        self._page_size = max_seq_len if n_tokens is None else page_size
         # One slot more than requests can own: the reserved slot that padding rows write to.
         size = self.host.n_tokens + 1
         self.storage = KVStorage(size, n_layers, n_kv_heads, head_dim, self.device, dtype)
@@ -166,6 +168,7 @@ class PagePool:
             decode_out=decode_out,
             decode_split_indptr=section("decode_split_indptr"),
             q_tile_rows=self._q_tile_rows,
+            page_size=self._page_size,
             max_q_len=layout.max_q_len,
             seq_lens_cpu=tuple(start + n for start, n in zip(starts, q_lens, strict=True)),
             q_lens_cpu=tuple(q_lens),

@@ -84,7 +84,6 @@ class AttentionBackend(ABC):
         Arguments, result and effects as `astrai.extension.attention`.
         """
 
-    @abstractmethod
     def fwd_decode(
         self,
         q: Tensor,
@@ -96,7 +95,14 @@ class AttentionBackend(ABC):
         is_causal: bool = False,
         sm_scale: float | None = None,
     ) -> Tensor:
-        """Attend exactly one new token per request. Arguments as `fwd_prefill`."""
+        """Attend exactly one new token per request. Arguments as `fwd_prefill`.
+
+        To be overridden where decode has a way of its own: here it is the ragged batch that it is.
+        Raises ValueError without a kv_cache.
+        """
+        if kv_cache is None:
+            raise ValueError("attention: fwd is 'decode' without a kv_cache; pass the step's cache")
+        return self.fwd_prefill(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
 
     def forward(
         self,

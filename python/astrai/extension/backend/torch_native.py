@@ -61,21 +61,6 @@ class TorchNativeBackend(AttentionBackend):
             return gather_decode(plan.decode, q, kv_cache, layer_id, sm_scale)
         return _ragged(plan, q, kv_cache, layer_id, sm_scale)
 
-    def fwd_decode(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        kv_cache: KVCache | None,
-        layer_id: int = 0,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        sm_scale: float | None = None,
-    ) -> Tensor:
-        if kv_cache is None:
-            raise ValueError("attention: fwd is 'decode' without a kv_cache; pass the step's cache")
-        return self.fwd_prefill(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
-
 
 def _dense(
     q: Tensor,
