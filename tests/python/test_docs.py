@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from astrai.cli import bench, chat
 from astrai.cli.config import read_config
 from astrai.cli.options import server_options
 
@@ -105,6 +106,9 @@ def test_every_flag_named_exists(path: Path) -> None:
     known = {"--" + name.replace("_", "-") for option in server_options() for name in option.names}
     known |= {"--no-" + o.flag.replace("_", "-") for o in server_options() if o.kind is bool}
     known |= COMMAND_FLAGS | OTHER_FLAGS.keys()
+    for program in (bench, chat):
+        for action in program.make_parser()._actions:
+            known |= set(action.option_strings)
     flags = {flag.replace("_", "-") for flag in _FLAG.findall(path.read_text(encoding="utf-8"))}
     # Placeholders of messages: --X and --Y have capitals and are no match of _FLAG.
     assert not flags - known
