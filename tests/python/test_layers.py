@@ -26,7 +26,7 @@ LAYERS = (
     ("astrai.sampling", "astrai.models"),
     ("astrai.engine",),
     ("astrai.server",),
-    ("astrai.cli", "astrai.deploy"),
+    ("astrai.cli", "astrai.__main__", "astrai.deploy"),
 )
 
 PYTHON_SOURCES = sorted(PACKAGE.rglob("*.py"))
