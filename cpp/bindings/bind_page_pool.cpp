@@ -25,6 +25,12 @@ py::list snapshot(const PagePool& pool, int64_t max_pages) {
   return pool.tree() == nullptr ? py::list() : snapshot_dicts(*pool.tree(), max_pages);
 }
 
+py::list edges(const PagePool& pool, int64_t max_edges, int64_t max_ids) {
+  return pool.tree() == nullptr ? py::list() : edge_dicts(*pool.tree(), max_edges, max_ids);
+}
+
+int64_t n_edges(const PagePool& pool) { return pool.tree() == nullptr ? 0 : pool.tree()->n_edges(); }
+
 }  // namespace
 
 void bind_page_pool(py::module_& m) {
@@ -78,6 +84,7 @@ void bind_page_pool(py::module_& m) {
       .def_property_readonly("n_free_pages", &PagePool::n_free_pages)
       .def_property_readonly("n_cached_pages", &PagePool::n_cached_pages)
       .def_property_readonly("n_held_pages", &PagePool::n_held_pages)
+      .def_property_readonly("n_edges", &n_edges)
       .def_property_readonly("n_free_rows", &PagePool::n_free_rows)
       .def("ref_count", &PagePool::ref_count, py::arg("page"))
       .def("n_slots", &PagePool::n_slots, py::arg("req_idx"))
@@ -87,6 +94,7 @@ void bind_page_pool(py::module_& m) {
       .def("take_dirty", &PagePool::take_dirty)
       .def("stats", &stats)
       .def("snapshot", &snapshot, py::arg("max_pages") = 4096)
+      .def("edges", &edges, py::arg("max_edges") = 256, py::arg("max_ids") = 64)
       .def("check_integrity", &PagePool::check_integrity)
       // A view of the object's own buffer, so that it keeps the pool alive.
       .def_property_readonly("table", [](py::object self) { return py::memoryview(self); })

@@ -114,9 +114,11 @@ void bind_radix_cache(py::module_& m) {
       .def("ref_count", &RadixCache::ref_count, py::arg("page_idx"))
       .def("hash_of", &RadixCache::hash_of, py::arg("page_idx"))
       .def("snapshot", &snapshot_dicts, py::arg("max_pages") = 4096)
+      .def("edges", &edge_dicts, py::arg("max_edges") = 256, py::arg("max_ids") = 64)
       .def_property_readonly("page_size", &RadixCache::page_size)
       .def_property_readonly("n_pages", &RadixCache::n_pages)
       .def_property_readonly("n_cached", &RadixCache::n_cached)
+      .def_property_readonly("n_edges", &RadixCache::n_edges)
       .def_property_readonly("n_namespaces", &RadixCache::n_namespaces)
       .def("check_integrity", [](const RadixCache& tree) { tree.check_integrity(); })
       .def("state_bytes", &RadixCache::state_bytes);

@@ -117,6 +117,28 @@ std::vector<RadixPageView> RadixCache::snapshot(int64_t max_pages) const {
   return views;
 }
 
+std::vector<RadixEdgeView> RadixCache::edges(int64_t max_edges, int64_t max_ids) const {
+  std::vector<RadixEdgeView> views;
+  for (const auto& [name, root] : roots_) {
+    int32_t node = nodes_[root].first_child;
+    while (node >= 0) {
+      if (static_cast<int64_t>(views.size()) >= max_edges) return views;
+      const RadixNode& n = nodes_[node];
+      const Int32Span ids = nodes_.ids(node);
+      const int64_t n_ids = std::clamp<int64_t>(max_ids, 0, ids.size);
+      views.push_back({node, n.parent == root ? -1 : n.parent, n.ref_count, n.n_pages,
+                       {ids.values, ids.values + n_ids}, name});
+      if (n.first_child >= 0) {
+        node = n.first_child;
+        continue;
+      }
+      while (node != root && nodes_[node].next_sibling < 0) node = nodes_[node].parent;
+      node = node == root ? -1 : nodes_[node].next_sibling;
+    }
+  }
+  return views;
+}
+
 void RadixCache::check_integrity(const std::vector<int32_t>* held_nodes) const {
   nodes_.check_integrity();
   lru_.check_integrity();

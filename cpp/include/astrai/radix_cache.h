@@ -58,6 +58,16 @@ struct RadixPageView {
   std::string namespace_name;
 };
 
+// One edge of the tree, for display.
+struct RadixEdgeView {
+  int32_t node;    // names the edge that leads to it
+  int32_t parent;  // -1 for the first edge of a prompt
+  int32_t ref_count;
+  int32_t n_pages;
+  std::vector<int32_t> token_ids;  // the first ones of the edge
+  std::string namespace_name;
+};
+
 // Rolling hash h * 31 + id (mod 2^64) of page page_idx of ids, starting from parent. For display; no lookup uses it.
 // Throws std::invalid_argument if ids has no such whole page.
 uint64_t page_hash(Int32Span ids, int64_t page_idx, int32_t page_size, uint64_t parent = 0);
@@ -100,10 +110,13 @@ class RadixCache {
   uint64_t hash_of(int32_t page) const;
   // At most max_pages pages, parents first.
   std::vector<RadixPageView> snapshot(int64_t max_pages) const;
+  // At most max_edges edges with up to max_ids token ids each, parents first, siblings newest first. O(namespaces + result).
+  std::vector<RadixEdgeView> edges(int64_t max_edges, int64_t max_ids) const;
 
   int32_t page_size() const { return nodes_.page_size(); }
   int64_t n_pages() const { return n_pages_; }      // in the tree
   int64_t n_cached() const { return n_cached_; }    // of them unheld
+  int64_t n_edges() const { return nodes_.n_edges(); }
   int64_t n_namespaces() const { return static_cast<int64_t>(roots_.size()); }
   // Precondition: `node` is -1 or held. Pages from the root to the node's end.
   int64_t depth_of(int32_t node) const { return node < 0 ? 0 : nodes_.end_depth(node); }

@@ -50,6 +50,7 @@ class RadixNodes {
   int32_t node_of(int32_t page) const;
   Int32Span ids(int32_t node) const;    // [n_pages * page_size] token ids of the edge
   Int32Span pages(int32_t node) const;  // [n_pages] page indices of the edge
+  int32_t n_edges() const { return n_in_table_; }
   int32_t end_depth(int32_t node) const { return (*this)[node].depth + (*this)[node].n_pages; }
 
   // O(page_size) for a table without collisions. The child whose edge starts with the page_size ids at `ids`, or -1.

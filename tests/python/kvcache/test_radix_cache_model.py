@@ -144,6 +144,45 @@ def test_hash_of_is_the_page_hash_chained_from_the_root() -> None:
     ]
 
 
+def test_edges_spell_every_recorded_prompt_once() -> None:
+    tree = _C.RadixCache(2)
+    for pages, ids, namespace in (
+        ([0, 1, 2], [1, 2, 3, 4, 5, 6], ""),
+        ([3], [1, 2, 3, 4, 7, 8], ""),
+        ([4], [1, 2], "tenant a"),
+    ):
+        n_known = len(ids) // 2 - len(pages)
+        for i, page in enumerate(pages):
+            assert tree.record(page, ids, n_known + i, namespace)
+    hold = tree.match([1, 2, 3, 4, 7, 8])
+    edges = {edge["node"]: edge for edge in tree.edges()}
+    assert len(edges) == tree.n_edges == 4
+
+    def spelled(node: int) -> list[int]:
+        return [] if node < 0 else spelled(edges[node]["parent"]) + edges[node]["token_ids"]
+
+    leaves = edges.keys() - {edge["parent"] for edge in edges.values()}
+    assert sorted((edges[leaf]["namespace"], spelled(leaf)) for leaf in leaves) == [
+        ("", [1, 2, 3, 4, 5, 6]),
+        ("", [1, 2, 3, 4, 7, 8]),
+        ("tenant a", [1, 2]),
+    ]
+    held = {tuple(edge["token_ids"]) for edge in edges.values() if edge["ref_count"]}
+    assert held == {(1, 2, 3, 4), (7, 8)}
+    tree.release(hold)
+
+
+def test_edges_are_cut_at_both_limits_and_keep_parents_first() -> None:
+    tree = _C.RadixCache(2)
+    tree.record(0, [1, 2, 3, 4], 0)
+    tree.record(1, [1, 2, 3, 4], 1)
+    tree.record(2, [1, 2, 5, 6], 1)
+    (edge,) = tree.edges(max_edges=1, max_ids=1)
+    assert (edge["parent"], edge["token_ids"], edge["n_tokens"]) == (-1, [1], 2)
+    assert tree.edges(max_ids=0)[1]["parent"] == edge["node"]
+    assert tree.edges(max_edges=0) == []
+
+
 @pytest.mark.parametrize(
     ("ids", "namespace", "reason", "position"),
     [
