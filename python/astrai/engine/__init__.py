@@ -16,6 +16,7 @@ from astrai.engine.errors import (
     QueueFullError,
     RequestError,
 )
+from astrai.engine.inspection import Inspection
 from astrai.engine.request import GenerationRequest, TokenEvent
 from astrai.engine.result import STOP, GenerateResult
 from astrai.engine.router import AsyncEventRouter
@@ -35,6 +36,7 @@ __all__ = [
     "InProcessClient",
     "InferenceEngine",
     "InferenceScheduler",
+    "Inspection",
     "QueueFullError",
     "RequestError",
     "SchedulingState",

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Protocol
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import RequestError
+from astrai.engine.inspection import Inspection
 from astrai.engine.request import GenerationRequest
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.engine.scheduling_state import HostPool, generation_room
@@ -46,6 +48,13 @@ class EngineClient(Protocol):
         ...
 
     def stats(self) -> dict[str, object]: ...
+
+    def inspect(self) -> Future[Inspection]:
+        """A look at requests, pages, prefix tree and last steps, taken between two steps.
+
+        Raises EngineDeadError or EngineStoppingError; so does the future when that happens first.
+        """
+        ...
 
     def is_healthy(self) -> bool: ...
 
@@ -120,6 +129,9 @@ class InProcessClient:
 
     def stats(self) -> dict[str, object]:
         return {**self._scheduler.stats(), "memory_bytes": self._memory_bytes}
+
+    def inspect(self) -> Future[Inspection]:
+        return self._scheduler.inspect()
 
     def is_healthy(self) -> bool:
         return self._scheduler.is_healthy()

@@ -20,16 +20,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 
 import torch
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError
+from astrai.engine.inspection import Inspection, inspect_engine
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.protocols import Executor, TextStreamsLike
 from astrai.engine.request import FinishReason, TokenEvent
 from astrai.engine.scheduling_state import HostPool, SchedulingState
 from astrai.engine.stats import EngineStats
+from astrai.engine.step_log import StepLog
 from astrai.engine.task import TaskStatus
 from astrai.sampling import SampledRows, Sampler
 
@@ -71,6 +74,7 @@ class InferenceScheduler:
         self._state: SchedulingState[EngineTask] = SchedulingState(host_pool, prefill_chunk)
         self._by_handle: dict[int, EngineTask] = {}
         self._stats = EngineStats()
+        self._log = StepLog()
         self._pages = (host_pool.n_free_pages, host_pool.n_cached_pages)
         self._first_tokens: list[EngineTask] = []  # tasks whose first token this step gave
         self._last_step_at: float | None = None  # end of the last step, None after a pause
@@ -79,6 +83,7 @@ class InferenceScheduler:
         self._changed = threading.Condition()
         self._submitted: list[EngineTask] = []
         self._cancelled: list[str] = []
+        self._inspections: list[Future[Inspection]] = []  # asked for, not taken yet
         self._open: dict[str, EngineTask] = {}
         self._is_draining = False
         self._is_stopping = False
@@ -141,6 +146,19 @@ class InferenceScheduler:
             },
         }
 
+    def inspect(self) -> Future[Inspection]:
+        """Ask for a look between two steps. Raises EngineDeadError or EngineStoppingError, as the
+        future does when the thread ends first."""
+        future: Future[Inspection] = Future()
+        with self._changed:
+            if self._fault is not None:
+                raise EngineDeadError(_DEAD) from self._fault
+            if self._is_stopping:
+                raise EngineStoppingError("the engine is shutting down")
+            self._inspections.append(future)
+            self._changed.notify_all()
+        return future
+
     def drain(self, timeout_s: float | None = None) -> bool:
         """Take no new task and wait for the open ones. True when all have ended."""
         with self._changed:
@@ -171,7 +189,8 @@ class InferenceScheduler:
         try:
             with torch.inference_mode():
                 while self._receive():
-                    self._step()
+                    if self._state.has_work:
+                        self._step()
         except BaseException as fault:  # whatever it is, nobody may be left waiting
             _log.exception("the scheduler met a fault and stops")
             with self._changed:
@@ -183,14 +202,19 @@ class InferenceScheduler:
         """Take in what other threads left; sleeps while there is nothing to do. False to stop."""
         with self._changed:
             while not (
-                self._submitted or self._cancelled or self._is_stopping or self._state.has_work
+                self._submitted
+                or self._cancelled
+                or self._inspections
+                or self._is_stopping
+                or self._state.has_work
             ):
                 self._last_step_at = None
                 self._changed.wait()
             if self._is_stopping:
                 return False
-            if not self._submitted and not self._cancelled:
+            if not self._submitted and not self._cancelled and not self._inspections:
                 return True
+            asked, self._inspections = self._inspections, []
             submitted, self._submitted = self._submitted, []
             cancelled, self._cancelled = self._cancelled, []
             leaving = [self._open[task_id] for task_id in cancelled if task_id in self._open]
@@ -201,7 +225,22 @@ class InferenceScheduler:
             if task.status is not TaskStatus.FINISHED:  # the same id may be cancelled twice
                 self._end(task, "cancelled", deliveries)
         self._deliver(deliveries)
+        if asked:
+            self._show(asked)
         return True
+
+    def _show(self, asked: list[Future[Inspection]]) -> None:
+        """One look for all that asked. A fault in it is theirs, not the loop's."""
+        waiting = [future for future in asked if future.set_running_or_notify_cancel()]
+        try:
+            now = time.perf_counter()
+            inspection = inspect_engine(self._state, self._pool, self._log, now)
+        except Exception as error:
+            for future in waiting:
+                future.set_exception(error)
+            return
+        for future in waiting:
+            future.set_result(inspection)
 
     def _accept(self, task: EngineTask, deliveries: Deliveries) -> None:
         params = task.params
@@ -225,6 +264,7 @@ class InferenceScheduler:
         self._state.submit(task)
 
     def _step(self) -> None:
+        began_at = time.perf_counter()
         plan: StepPlan[EngineTask] = self._state.plan()
         deliveries: Deliveries = {}
         for task, message in plan.refused:
@@ -233,7 +273,7 @@ class InferenceScheduler:
             self._end(task, "length", deliveries)
         for group in plan.groups:
             self._run_group(group, deliveries)
-        self._count_step(plan)
+        self._count_step(plan, began_at)
         self._deliver(deliveries)
         if not self._state.running:
             self._state.cleanup()  # pages must be back before the thread goes to sleep
@@ -309,14 +349,18 @@ class InferenceScheduler:
             if task.every_token and task.pending_ids:
                 _add(deliveries, task, task.take_event(""))
 
-    def _count_step(self, plan: StepPlan[EngineTask]) -> None:
+    def _count_step(self, plan: StepPlan[EngineTask], began_at: float) -> None:
         now = time.perf_counter()
         self._stats.n_steps += 1
-        for task in self._first_tokens:
-            self._stats.first_token(now - task.submitted_at)
+        ttft_s = [now - task.submitted_at for task in self._first_tokens]
+        for seconds in ttft_s:
+            self._stats.first_token(seconds)
         n_sampled = sum(group.n_sampled for group in plan.groups)
+        itl_s = None
         if n_sampled > len(self._first_tokens) and self._last_step_at is not None:
-            self._stats.decode_step(now - self._last_step_at)
+            itl_s = now - self._last_step_at
+            self._stats.decode_step(itl_s)
+        self._log.add(plan, self._stats.n_steps, began_at, now, itl_s, ttft_s)
         self._first_tokens.clear()
         self._last_step_at = now
 
@@ -367,7 +411,11 @@ class InferenceScheduler:
             tasks: Iterable[EngineTask] = list(self._open.values())
             self._open.clear()
             self._submitted.clear()
+            asked, self._inspections = self._inspections, []
             self._changed.notify_all()
+        for future in asked:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineStoppingError(error))
         deliveries: Deliveries = {}
         for task in tasks:
             self._stats.finished[reason] += 1

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.task import Task, TaskStatus
+
+if TYPE_CHECKING:
+    from astrai._C import _RadixEdge
 
 __all__ = ["HostPool", "SchedulingState", "generation_room"]
 
@@ -52,6 +55,8 @@ class HostPool(Protocol):
     @property
     def n_free_rows(self) -> int: ...
     @property
+    def n_edges(self) -> int: ...
+    @property
     def max_seq_len(self) -> int: ...
     def fits(self, n_tokens: int) -> bool: ...
     def admit(self, token_ids: list[int], namespace: str = "") -> Admission | None: ...
@@ -60,6 +65,7 @@ class HostPool(Protocol):
     def commit(self, req_idx: int, n_written: int) -> int: ...
     def release(self, req_idx: int) -> None: ...
     def tokens(self, req_idx: int) -> list[int]: ...
+    def edges(self, max_edges: int = 256, max_ids: int = 64) -> list[_RadixEdge]: ...
 
 
 def generation_room(pool: HostPool, n_prompt: int) -> int:
@@ -144,7 +150,7 @@ class SchedulingState(Generic[T]):
         work = [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
         work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
-        return StepPlan(_group(work), out_of_room, refused)
+        return StepPlan(_group(work), out_of_room, refused, len(decoding))
 
     def cleanup(self) -> None:
         """Record the written pages of finished tasks, then release their rows."""
