@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from astrai.engine import InferenceEngine
-from astrai.server import generation_routes, service_routes
+from astrai.server import generation_routes, inspector_routes, page_routes, service_routes
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import install_error_handlers
 from astrai.server.metrics import HttpMetrics
@@ -50,6 +50,8 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     app.state.metrics = HttpMetrics()
     app.include_router(generation_routes.router)
     app.include_router(service_routes.router)
+    app.include_router(inspector_routes.router)
+    app.include_router(page_routes.router)
     install_error_handlers(app)
     install_openapi(app)
     app.add_middleware(Gate, settings=settings, metrics=app.state.metrics)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from astrai.engine import AsyncEventRouter, GenerationRequest, InferenceEngine, TokenEvent
 from astrai.engine import errors as engine_errors
 from astrai.server.errors import ApiError, bad_request
+from astrai.server.inspector_feed import InspectorFeed
 from astrai.server.settings import ServerSettings
 from astrai.text import ChatTemplate, TemplateError, Tokenizer, encode_chat
 
@@ -34,6 +35,7 @@ class EngineLink:
         self.max_seq_len: int = engine.max_seq_len
         self.vocab_size: int = engine.config.vocab_size
         self._router = AsyncEventRouter(engine.client, asyncio.get_running_loop())
+        self.inspector = InspectorFeed(engine.client)
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
         self._token_bytes: list[bytes] | None = None
         flags = engine.tokenizer.special_flags() if engine.tokenizer is not None else b""

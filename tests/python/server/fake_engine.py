@@ -10,6 +10,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from astrai.engine import GenerationRequest, TokenEvent
+from astrai.engine import GenerationRequest, Inspection, TokenEvent
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError, RequestError
+from astrai.engine.inspection import PageCounts, RequestView
+from astrai.engine.step_log import StepRecord
 from astrai.sampling import TokenLogprob
 from astrai.text import ChatTemplate, Tokenizer
 
@@ -79,6 +82,7 @@ class FakeClient:
         self.is_stopping = False
         self._tokenizer = tokenizer
         self._ids = itertools.count()
+        self.n_inspections = 0
         self.n_cancelled = 0  # requests that ended so, since the last reset
         self._cancelled: set[str] = set()
         self._n_active = 0
@@ -121,6 +125,19 @@ class FakeClient:
             "waiting_queue": 0,
             "ttft_s": {"p50": None, "p90": 0.25},
         }
+
+    def inspect(self) -> Future[Inspection]:
+        """One running request, and a tree of one edge whose text is the prompt of the last one."""
+        self.n_inspections += 1
+        prompt_ids = self.requests[-1].prompt_ids if self.requests else []
+        edge: Any = {"node": 1, "parent": -1, "ref_count": 1, "namespace": ""}
+        edge |= {"n_tokens": len(prompt_ids), "token_ids": prompt_ids[:48]}
+        view = RequestView("fake-0", True, len(prompt_ids), 0, 0, len(prompt_ids), 0, 5, 0, 1.5)
+        steps = [StepRecord(i, 100.0 + i, 0.25, 7 * (i == 1), i, i, None, ()) for i in (1, 2, 3)]
+        future: Future[Inspection] = Future()
+        pages = PageCounts(10, 5, 3, 2, 16)
+        future.set_result(Inspection(104.0, 1, 0, [view], pages, 1, [edge], steps))
+        return future
 
     def is_healthy(self) -> bool:
         return not self.is_dead
