@@ -16,8 +16,9 @@ T = TypeVar("T", bound=Task)
 class StepGroup(Generic[T]):
     """The tasks of one forward: a ragged batch of decoding tasks and prefill chunks.
 
-    The first n_sampled tasks draw a token from their last position; the others are chunks that do
-    not reach the end of their prompt. All lists have one entry per task.
+    The first n_decode tasks decode. The first n_sampled, those among them, draw a token from their
+    last position; the others are chunks that do not reach the end of their prompt. All lists have
+    one entry per task.
     """
 
     selection: Any  # attention backend selection, the same for all tasks of the group
@@ -26,6 +27,7 @@ class StepGroup(Generic[T]):
     starts: list[int]  # first position of this step's tokens
     q_lens: list[int]  # how many tokens this step computes
     n_sampled: int
+    n_decode: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
     for item in work:
         by_selection.setdefault(id(item[0].selection), []).append(item)
     groups = []
-    for members in by_selection.values():
+    for members in by_selection.values():  # decoding tasks come first, as in work
         # Chunks that end before their prompt does draw no token and go last.
         partial = [m for m in members if m[0].n_written + m[1] < m[0].n_prefill]
         if partial:
@@ -292,6 +292,7 @@ def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
                 starts=[task.n_written for task, _ in members],
                 q_lens=[q_len for _, q_len in members],
                 n_sampled=len(members) - len(partial),
+                n_decode=sum(task.n_written >= task.n_prefill for task, _ in members),
             )
         )
     return groups

@@ -8,7 +8,7 @@ from __future__ import annotations
 from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
 
 from .cache import KVCache, StepBatch
-from .pool import PagePool
+from .pool import PagePool, max_decode_splits
 from .storage import KVStorage
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "RadixCache",
     "ReqToTokenPool",
     "StepBatch",
+    "max_decode_splits",
     "page_hash",
 ]

@@ -6,7 +6,8 @@ are views of a buffer that belongs to that step alone, so they stay readable aft
 planned; the pool and the table they point into move on.
 
 A step is a ragged batch. Request i has q_len[i] new tokens, the last of its seq_lens[i] tokens.
-Their packed rows (in q, k, v and out_cache_loc) are qo_indptr[i] up to qo_indptr[i + 1].
+Their packed rows (in q, k, v and out_cache_loc) are qo_indptr[i] up to qo_indptr[i + 1]. The first
+n_decode requests decode; what follows are chunks of prompts, of one token at times.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ class KVCache:
     max_len: int  # max(seq_lens)
     kv_indptr: Tensor  # [batch + 1] prefix sum of seq_lens
     qo_indptr: Tensor  # [batch + 1] prefix sum of q_lens
-    q_tile_to_batch: Tensor | None  # [num_q_tiles] request of each query tile; None in decode
-    q_tile_to_index: Tensor | None  # [num_q_tiles] tile index in its request; None in decode
+    # [num_q_tiles] request of each query tile, and the tile's index in its request. Decoding
+    # requests have none; None when all decode.
+    q_tile_to_batch: Tensor | None
+    q_tile_to_index: Tensor | None
     # Split-KV workspace, packed by split: float32 [max_splits, n_heads, head_dim], float32
     # [max_splits, n_heads, 2], and [max_batch_size, n_heads, head_dim] in the pool's dtype.
     # None when the pool was made without n_heads.
     decode_o_part: Tensor | None = field(repr=False)
     decode_ml_part: Tensor | None = field(repr=False)
     decode_out: Tensor | None = field(repr=False)
-    decode_split_indptr: Tensor | None = None  # [batch + 1] prefix sum of KV splits
+    decode_split_indptr: Tensor | None = None  # [n_decode + 1] prefix sum of KV splits
+    n_decode: int = 0  # requests, the first ones, with one new token for the decode kernel
     q_tile_rows: int | None = None  # query rows of a tile; None: what the prefill kernel asks for
     # Positions [i * page_size, (i + 1) * page_size) of a request lie in one page of the pool: slots
     # [p * page_size, (p + 1) * page_size), in order.
@@ -59,4 +63,4 @@ class StepBatch:
     position_ids: Tensor  # [total_q] int64
     logits_indices: Tensor  # [batch] int64: packed row of each request's last new token
     kv_cache: KVCache
-    is_decode: bool  # every request has exactly one new token
+    is_decode: bool  # every request decodes

@@ -68,10 +68,7 @@ class PagePool:
         max_total_q = max_batch_size * max_seq_len
         self._plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
         self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
-        # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
-        n_splits = self.host.n_tokens // _SPLIT_LEN + max_batch_size
-        self._n_heads, self._head_dim, self._dtype = n_heads, head_dim, dtype
-        self._decode_workspace = self._allocate_workspace(n_splits)
+        self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
 
         # Transactions and queries of the bookkeeping; contracts in cpp/include/astrai/page_pool.h.
         self.admit = self.host.admit
@@ -102,7 +99,9 @@ class PagePool:
         each; None is decode, one new token per request.
         Raises ValueError when the arguments' lengths differ or a start is not below its seq_len.
         """
+        n_decode = None
         if start_pos is None:
+            n_decode = len(req_indices)
             starts = [seq_len - 1 for seq_len in seq_lens]
         elif isinstance(start_pos, int):
             starts = [start_pos] * len(seq_lens)
@@ -122,17 +121,28 @@ class PagePool:
                     f"bind_tasks: request {req_idx} has seq_len {seq_len} and start_pos {start}; "
                     "prefill sequence lengths must exceed start_pos, which is at least 0"
                 )
-        return self.plan_step(req_indices, starts, q_lens).kv_cache
+        return self.plan_step(req_indices, starts, q_lens, n_decode).kv_cache
 
     def plan_step(
-        self, req_indices: Sequence[int], starts: Sequence[int], q_lens: Sequence[int]
+        self,
+        req_indices: Sequence[int],
+        starts: Sequence[int],
+        q_lens: Sequence[int],
+        n_decode: int | None = None,
     ) -> StepBatch:
         """All inputs of one forward: new tokens starts[i] .. starts[i] + q_lens[i] of each request.
 
+        n_decode: how many requests, the first ones, decode: their one new token is generated and
+        not part of a prompt. It decides which kernel attends a row, so that its result does not
+        depend on the other requests of the step. None: all if each has one new token, else none.
+
         The index arrays are written to one buffer and reach the device in one copy, together with
         the table entries that changed. Raises ValueError naming a request whose tokens or slots do
-        not exist.
+        not exist, or that decodes more than one token.
         """
+        if n_decode is None:
+            n_decode = len(q_lens) if all(q_len == 1 for q_len in q_lens) else 0
+        _check_decoding(req_indices, q_lens, n_decode)
         capacity = self._plan.staging_size(sum(q_lens), len(q_lens))
         staging = torch.empty(capacity, dtype=torch.int32, pin_memory=self._is_pinned)
         layout = self._plan.build(
@@ -149,8 +159,8 @@ class PagePool:
             offset, length = sections[name]
             return words[offset : offset + length]
 
-        is_decode = layout.max_q_len == 1
-        decode_o_part, decode_ml_part, decode_out = self._workspace_for(layout.n_splits)
+        is_decode = n_decode == layout.n_rows
+        decode_o_part, decode_ml_part, decode_out = self._decode_workspace
         kv_cache = KVCache(
             k_buffer=self.k_buffer,
             v_buffer=self.v_buffer,
@@ -161,12 +171,14 @@ class PagePool:
             max_len=layout.max_len,
             kv_indptr=section("kv_indptr"),
             qo_indptr=section("qo_indptr"),
-            q_tile_to_batch=None if is_decode else section("q_tile_to_batch"),
-            q_tile_to_index=None if is_decode else section("q_tile_to_index"),
+            # A decoding request has one tile, which the prefill kernel does not get.
+            q_tile_to_batch=None if is_decode else section("q_tile_to_batch")[n_decode:],
+            q_tile_to_index=None if is_decode else section("q_tile_to_index")[n_decode:],
             decode_o_part=decode_o_part,
             decode_ml_part=decode_ml_part,
             decode_out=decode_out,
-            decode_split_indptr=section("decode_split_indptr"),
+            decode_split_indptr=section("decode_split_indptr")[: n_decode + 1],
+            n_decode=n_decode,
             q_tile_rows=self._q_tile_rows,
             page_size=self._page_size,
             max_q_len=layout.max_q_len,
@@ -204,22 +216,51 @@ class PagePool:
             self.table.apply_update(on_device[n:])
         return on_device[:n]
 
-    def _workspace_for(self, n_splits: int) -> _Workspace:
-        """The split-KV workspace, made larger when requests that share slots have more splits."""
-        o_part = self._decode_workspace[0]
-        if o_part is not None and n_splits > len(o_part):
-            self._decode_workspace = self._allocate_workspace(n_splits)
-        return self._decode_workspace
-
-    def _allocate_workspace(self, n_splits: int) -> _Workspace:
-        if self._n_heads is None:
+    def _allocate_workspace(
+        self, n_heads: int | None, head_dim: int, dtype: torch.dtype
+    ) -> _Workspace:
+        """decode_o_part, decode_ml_part and decode_out for any step: a captured graph keeps
+        them."""
+        if n_heads is None:
             return None, None, None
-        shape = (self._n_heads, self._head_dim)
+        max_batch_size = self.host.max_batch_size
+        has_sharing = not self.host.contiguous and self.host.page_size > 1
+        n_splits = max_decode_splits(
+            max_batch_size, self.host.max_seq_len, None if has_sharing else self.host.n_tokens
+        )
+        shape = (n_heads, head_dim)
         return (
             torch.empty(n_splits, *shape, device=self.device),
-            torch.empty(n_splits, self._n_heads, 2, device=self.device),
-            torch.empty(self.host.max_batch_size, *shape, dtype=self._dtype, device=self.device),
+            torch.empty(n_splits, n_heads, 2, device=self.device),
+            torch.empty(max_batch_size, *shape, dtype=dtype, device=self.device),
         )
+
+
+def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | None = None) -> int:
+    """Most KV splits that the requests of one step can have: rows of the decode workspace, each of
+    n_heads * (head_dim + 2) float32.
+
+    n_tokens: slots of a pool in which no two requests share any; None when they may, and then
+    every request can have max_seq_len tokens whatever the pool's size.
+    """
+    n_splits = max_batch_size * -(-max_seq_len // _SPLIT_LEN)
+    if n_tokens is None:
+        return n_splits
+    # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
+    return min(n_splits, n_tokens // _SPLIT_LEN + max_batch_size)
+
+
+def _check_decoding(req_indices: Sequence[int], q_lens: Sequence[int], n_decode: int) -> None:
+    if not 0 <= n_decode <= len(q_lens):
+        raise ValueError(
+            f"plan_step: n_decode is {n_decode}; 0 to the {len(q_lens)} requests are accepted"
+        )
+    for req_idx, q_len in zip(req_indices, q_lens[:n_decode], strict=False):
+        if q_len != 1:
+            raise ValueError(
+                f"plan_step: request {req_idx} is among the first n_decode {n_decode} and has "
+                f"{q_len} new tokens; a decoding request has one. Put it behind them"
+            )
 
 
 def _q_tile_rows(

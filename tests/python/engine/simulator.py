@@ -154,7 +154,8 @@ class Simulator:
                     task.prompt_ids + task.output_ids
                 )
                 assert reaches_end == (i < group.n_sampled)
-                if group.starts[i] < task.n_prefill:
+                assert (group.starts[i] >= task.n_prefill) == (i < group.n_decode)
+                if i >= group.n_decode:
                     n_prefill += group.q_lens[i]
         if self.prefill_chunk:
             assert n_prefill <= self.prefill_chunk

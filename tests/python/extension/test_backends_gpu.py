@@ -7,6 +7,7 @@ import torch
 from ragged import make_ragged, on_device
 
 from astrai.extension import apply_rotary_emb, attention, attn_backend
+from astrai.kvcache import PagePool
 from device_sync import no_device_sync
 from reference import assert_close, reference_rotary, rotary_table
 
@@ -36,6 +37,61 @@ def test_automatic_choice_matches_the_reference(case, group, dtype):
     out = attention(batch.q, batch.k, batch.v, batch.kv_cache, 1, fwd=fwd)
 
     assert_close(out.cpu(), batch.expected, dtype)
+
+
+@pytest.fixture
+def filled_pool():
+    """A pool of random keys and values, and requests of these lengths in it."""
+    lens = [700, 33, 1200, 1, 64, 900]
+    pool = PagePool(1, 2, 64, 8, 2048, "cuda", torch.bfloat16, 16, 16 * 256, n_heads=6)
+    pool.k_buffer.normal_()
+    pool.v_buffer.normal_()
+    rows = [pool.admit([100 * i + j for j in range(n)]).req_idx for i, n in enumerate(lens)]
+    return pool, rows, lens
+
+
+def test_a_row_has_the_same_bits_in_a_decode_step_and_in_a_mixed_one(filled_pool):
+    pool, rows, lens = filled_pool
+    starts, q_lens = [n - 1 for n in lens[:3]], [1, 1, 1]
+    mixed = pool.plan_step(rows, [*starts, 0, 0, 600], [*q_lens, 1, 64, 300], n_decode=3)
+    q, k, v = (
+        torch.randn(368, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2)
+    )
+
+    with attn_backend("cuda"):
+        together = attention(q, k, v, mixed.kv_cache, fwd="prefill")
+        for i in range(3):
+            alone = pool.plan_step(rows[i : i + 1], starts[i : i + 1], [1], n_decode=1)
+            new = slice(i, i + 1)
+            out = attention(q[new], k[new], v[new], alone.kv_cache, fwd="decode")
+            assert torch.equal(out, together[new])
+    assert not together.isnan().any()
+
+
+def test_a_prompts_last_token_has_the_same_bits_alone_and_behind_the_others(filled_pool):
+    pool, rows, lens = filled_pool
+    whole = pool.plan_step(rows[:1], [0], [lens[0]])
+    last = pool.plan_step(rows[:1], [lens[0] - 1], [1], n_decode=0)
+    q, k, v = (
+        torch.randn(lens[0], heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2)
+    )
+
+    with attn_backend("cuda"):
+        at_once = attention(q, k, v, whole.kv_cache, fwd="prefill")
+        alone = attention(q[-1:], k[-1:], v[-1:], last.kv_cache, fwd="prefill")
+
+    assert torch.equal(alone[0], at_once[-1])
+
+
+def test_a_mixed_layer_does_not_wait_for_the_device(filled_pool):
+    pool, rows, lens = filled_pool
+    mixed = pool.plan_step(rows[:2], [lens[0] - 1, 0], [1, 33], n_decode=1)
+    q, k, v = (
+        torch.randn(34, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2)
+    )
+
+    with attn_backend("cuda"), no_device_sync():
+        attention(q, k, v, mixed.kv_cache, fwd="prefill")
 
 
 @pytest.mark.parametrize("head_dim", [24, 96, 128])

@@ -23,6 +23,15 @@ def test_a_cache_without_tiles_gets_every_row_covered_once_and_only_once_made():
     assert query_tiles(cache)[0] is batch
 
 
+def test_requests_that_decode_get_no_tiles():
+    made = make_ragged([9, 30, 70, 1], [1, 1, 65, 1]).kv_cache
+
+    batch, index, _ = query_tiles(dataclasses.replace(made, n_decode=2))
+
+    assert batch.tolist() == [2, 2, 3]
+    assert index.tolist() == [0, 1, 0]
+
+
 def test_the_tiles_of_the_plan_are_used_with_their_own_length():
     planned = torch.zeros(1, dtype=torch.int32)
     made = make_ragged([5], [5]).kv_cache

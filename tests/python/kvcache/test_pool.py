@@ -10,7 +10,7 @@ import torch
 
 import astrai.kvcache
 from astrai import _C
-from astrai.kvcache import KVCache, KVStorage, PagePool
+from astrai.kvcache import KVCache, KVStorage, PagePool, max_decode_splits
 from astrai.kvcache.table import RequestTable
 
 SPEC_FIELDS = [
@@ -47,7 +47,7 @@ def prefix_sum(lens: list[int]) -> list[int]:
     return [sum(lens[:i]) for i in range(len(lens) + 1)]
 
 
-def assert_plan_is_right(pool, requests, starts, q_lens):
+def assert_plan_is_right(pool, requests, starts, q_lens, n_decode=None):
     """plan_step against lists computed one token at a time."""
     table = pool.host.table.tolist()
     seq_lens = [start + n for start, n in zip(starts, q_lens, strict=True)]
@@ -58,14 +58,17 @@ def assert_plan_is_right(pool, requests, starts, q_lens):
     ]
     tokens = {row: pool.tokens(row) for row in requests}
 
-    step = pool.plan_step(requests, starts, q_lens)
+    step = pool.plan_step(requests, starts, q_lens, n_decode)
 
     cache = step.kv_cache
+    if n_decode is None:
+        n_decode = len(requests) if max(q_lens) == 1 else 0
     assert step.input_ids.dtype == step.position_ids.dtype == torch.int64
     assert step.input_ids.tolist() == [tokens[row][pos] for row, pos in new]
     assert step.position_ids.tolist() == [pos for _, pos in new]
     assert step.logits_indices.tolist() == [end - 1 for end in prefix_sum(q_lens)[1:]]
-    assert step.is_decode == all(n == 1 for n in q_lens)
+    assert step.is_decode == (n_decode == len(requests))
+    assert cache.n_decode == n_decode
     assert cache.req_pool_indices.tolist() == requests
     assert cache.seq_lens.tolist() == seq_lens == list(cache.seq_lens_cpu)
     assert cache.out_cache_loc.tolist() == [table[row][pos] for row, pos in new]
@@ -73,12 +76,12 @@ def assert_plan_is_right(pool, requests, starts, q_lens):
     assert cache.q_lens_cpu == tuple(q_lens)
     assert cache.kv_indptr.tolist() == prefix_sum(seq_lens)
     assert cache.qo_indptr.tolist() == prefix_sum(q_lens)
-    n_splits = [-(-seq_len // 512) for seq_len in seq_lens]
+    n_splits = [-(-seq_len // 512) for seq_len in seq_lens[:n_decode]]
     assert cache.decode_split_indptr.tolist() == prefix_sum(n_splits)
     if step.is_decode:
         assert cache.q_tile_to_batch is None and cache.q_tile_to_index is None
     else:
-        tiles = [(i, t) for i, n in enumerate(q_lens) for t in range(-(-n // 64))]
+        tiles = [(i, t) for i, n in enumerate(q_lens) for t in range(-(-n // 64)) if i >= n_decode]
         assert cache.q_tile_to_batch.tolist() == [i for i, _ in tiles]
         assert cache.q_tile_to_index.tolist() == [t for _, t in tiles]
     int32 = [getattr(cache, name) for name in SPEC_FIELDS[2:11]]
@@ -153,6 +156,8 @@ def test_decode_chunk_and_mixed_steps_equal_the_naive_model(mode):
 
     for _ in range(40):
         batch = rng.sample(rows, rng.randint(1, 3))
+        batch.sort(key=lambda row: written[row] < lens[row])  # those that decode come first
+        n_decode = sum(written[row] == lens[row] for row in batch)
         starts, q_lens = [], []
         for row in batch:
             if written[row] == lens[row]:  # decode: one more sampled token
@@ -161,7 +166,7 @@ def test_decode_chunk_and_mixed_steps_equal_the_naive_model(mode):
                 assert pool.extend(row, lens[row])
             starts.append(written[row])
             q_lens.append(rng.randint(1, min(40, lens[row] - written[row])))
-        assert_plan_is_right(pool, batch, starts, q_lens)
+        assert_plan_is_right(pool, batch, starts, q_lens, n_decode)
         for row, n in zip(batch, q_lens, strict=True):
             written[row] += n
             pool.commit(row, written[row])
@@ -182,6 +187,34 @@ def test_bind_tasks_is_the_cache_of_the_same_step():
     assert decode.q_lens_cpu == (1, 1) and decode.q_tile_to_batch is None
     expected = [pool.table.host[rows[0], 19].item(), pool.table.host[rows[1], 5].item()]
     assert decode.out_cache_loc.tolist() == expected
+
+
+def test_a_chunk_of_one_prompt_token_does_not_decode():
+    pool = make_pool()
+    rows = admit_all(pool, [20, 6, 70])
+
+    step = pool.plan_step(rows, [19, 5, 0], [1, 1, 70], n_decode=1)
+    alone = pool.plan_step(rows[1:2], [5], [1], n_decode=0)
+
+    assert not step.is_decode and not alone.is_decode
+    assert step.kv_cache.q_tile_to_batch.tolist() == [1, 2, 2]
+    assert alone.kv_cache.q_tile_to_batch.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("n_decode", "message"),
+    [
+        (2, "request 1 is among the first n_decode 2 and has 6 new tokens"),
+        (3, "n_decode is 3; 0 to the 2 requests"),
+        (-1, "n_decode is -1"),
+    ],
+)
+def test_requests_that_cannot_decode_are_refused(n_decode, message):
+    pool = make_pool()
+    rows = admit_all(pool, [20, 6])
+
+    with pytest.raises(ValueError, match=message):
+        pool.plan_step(rows, [19, 0], [1, 6], n_decode)
 
 
 def test_an_earlier_step_stays_readable():
@@ -297,7 +330,7 @@ def test_workspace_is_sized_for_every_split_of_a_full_pool():
     assert cache.decode_out.shape == (4, 4, 8) and cache.decode_out.dtype == torch.float32
 
 
-def test_the_workspace_grows_for_requests_that_share_slots():
+def test_the_workspace_holds_every_split_of_requests_that_share_slots():
     pool = make_pool(max_seq_len=2048, n_tokens=4 * 420)
     prompt = list(range(1600))
     rows = []
@@ -309,6 +342,23 @@ def test_the_workspace_grows_for_requests_that_share_slots():
 
     assert int(cache.decode_split_indptr[-1]) == 4 * 4
     assert len(cache.decode_o_part) == len(cache.decode_ml_part) == 4 * 4
+    assert pool.bind_tasks(rows[:1], [1]).decode_o_part is cache.decode_o_part
+
+
+def test_max_decode_splits_bounds_every_batch():
+    rng = random.Random(5)
+
+    def n_splits(lens: list[int]) -> int:
+        return sum(max(1, -(-n // 512)) for n in lens)
+
+    for _ in range(200):
+        max_batch_size, max_seq_len = rng.randint(1, 8), rng.randint(1, 3000)
+        lens = [rng.randint(0, max_seq_len) for _ in range(rng.randint(0, max_batch_size))]
+        assert n_splits(lens) <= max_decode_splits(max_batch_size, max_seq_len)
+        n_tokens = sum(lens)
+        assert n_splits(lens) <= max_decode_splits(max_batch_size, max_seq_len, n_tokens)
+    assert max_decode_splits(3, 1025) == n_splits([1025] * 3)
+    assert max_decode_splits(3, 5000, 1536) == 6
 
 
 def test_without_n_heads_there_is_no_workspace():

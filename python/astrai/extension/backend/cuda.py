@@ -57,12 +57,18 @@ class CudaBackend(AttentionBackend):
         is_causal: bool = False,
         sm_scale: float | None = None,
     ) -> Tensor:
+        """Prompt rows by attn_paged_prefill, and the first n_decode rows as `fwd_decode` would:
+        a row's bits do not depend on who else is in the step."""
         cache = _require_cache(kv_cache)
-        if cache.max_q_len == 1 and cache.q_tile_to_batch is None:
-            return self.fwd_decode(q, k, v, cache, layer_id, sm_scale=sm_scale)
+        n = cache.n_decode
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if n > 0:
+            _decode_rows(cache, layer_id, q[:n], k[:n], v[:n], sm_scale, out[:n])
+        if n == cache.req_pool_indices.shape[0]:
+            return out
         q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
         k_cache, v_cache = cache.k_buffer[layer_id], cache.v_buffer[layer_id]
-        ops.store_kv(k, v, k_cache, v_cache, cache.out_cache_loc)
+        ops.store_kv(k[n:], v[n:], k_cache, v_cache, cache.out_cache_loc[n:])
         return ops.attn_paged_prefill(
             q,
             k_cache,
@@ -76,6 +82,7 @@ class CudaBackend(AttentionBackend):
             is_causal=True,
             sm_scale=sm_scale,
             q_tile_rows=q_tile_rows,
+            out=out,
         )
 
     def fwd_decode(
@@ -90,29 +97,44 @@ class CudaBackend(AttentionBackend):
         sm_scale: float | None = None,
     ) -> Tensor:
         cache = _require_cache(kv_cache)
-        return ops.attn_paged_decode(
-            q,
-            cache.k_buffer[layer_id],
-            cache.v_buffer[layer_id],
-            cache.req_to_token,
-            cache.req_pool_indices,
-            cache.kv_indptr,
-            new_k=k,
-            new_v=v,
-            sm_scale=sm_scale,
-            o_part_buf=cache.decode_o_part,
-            ml_part_buf=cache.decode_ml_part,
-            out_buf=cache.decode_out,
-            split_indptr=cache.decode_split_indptr,
-        )
+        return _decode_rows(cache, layer_id, q, k, v, sm_scale, cache.decode_out)
 
     @staticmethod
     def supports_graph() -> bool:
         return True
 
 
+def _decode_rows(
+    cache: KVCache,
+    layer_id: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sm_scale: float | None,
+    out: Tensor | None,
+) -> Tensor:
+    """The first len(q) requests of the step, each with its one row of q, k and v."""
+    n = q.shape[0]
+    return ops.attn_paged_decode(
+        q,
+        cache.k_buffer[layer_id],
+        cache.v_buffer[layer_id],
+        cache.req_to_token,
+        cache.req_pool_indices[:n],
+        cache.kv_indptr[: n + 1],
+        new_k=k,
+        new_v=v,
+        sm_scale=sm_scale,
+        o_part_buf=cache.decode_o_part,
+        ml_part_buf=cache.decode_ml_part,
+        out_buf=out,
+        split_indptr=cache.decode_split_indptr,
+    )
+
+
 def query_tiles(cache: KVCache) -> tuple[Tensor, Tensor, int | None]:
-    """q_tile_to_batch, q_tile_to_index and their rows: the plan's, or made once per step."""
+    """q_tile_to_batch, q_tile_to_index and their rows: the plan's, or made once per step for the
+    requests that do not decode."""
     if cache.q_tile_to_batch is not None and cache.q_tile_to_index is not None:
         return cache.q_tile_to_batch, cache.q_tile_to_index, cache.q_tile_rows
     tiles: tuple[Tensor, Tensor] | None = cache.scratch.get("cuda_query_tiles")
@@ -120,6 +142,7 @@ def query_tiles(cache: KVCache) -> tuple[Tensor, Tensor, int | None]:
         pairs = [
             (request, tile)
             for request, q_len in enumerate(host_lens(cache)[1])
+            if request >= cache.n_decode
             for tile in range(-(-q_len // _TILE_ROWS))
         ]
         columns = torch.tensor(pairs, dtype=torch.int32).view(-1, 2).T.contiguous()
