@@ -20,6 +20,7 @@ LAYERS = (
     ("astrai._C",),
     ("astrai.env",),
     ("astrai.kvcache", "astrai.text"),
+    ("astrai.structured",),
     ("astrai.extension.ops",),
     ("astrai.extension.backend",),
     ("astrai.extension",),

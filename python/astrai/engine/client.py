@@ -12,12 +12,19 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from astrai.engine.engine_task import EngineTask, EventSink
-from astrai.engine.errors import RequestError
+from astrai.engine.errors import QueueFullError, RequestError
 from astrai.engine.inspection import Inspection
 from astrai.engine.request import GenerationRequest
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.engine.scheduling_state import HostPool, generation_room
 from astrai.extension import AttentionBackend, Selection, current_selection
+from astrai.structured import (
+    CompiledGrammar,
+    Grammar,
+    GrammarBusyError,
+    GrammarCompiler,
+    GrammarError,
+)
 
 __all__ = ["EngineClient", "InProcessClient", "capture_selection"]
 
@@ -41,6 +48,11 @@ class EngineClient(Protocol):
         Raises RequestError, QueueFullError, EngineDeadError or EngineStoppingError; nothing is
         queued then.
         """
+        ...
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Get a grammar ready, so that `submit` finds it. Blocks, for its time limit at most:
+        not for an event loop. Raises RequestError or QueueFullError."""
         ...
 
     def cancel(self, request_id: str) -> None:
@@ -72,18 +84,20 @@ class InProcessClient:
         pool: HostPool,
         vocab_size: int,
         end_ids: tuple[int, ...],
+        grammars: GrammarCompiler,
         has_text: bool = True,
         default_backend: AttentionBackend | None = None,
         memory_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """end_ids: ids that end a text unless ignore_eos. has_text: False without a tokenizer,
-        when every token is told at once because no text will ever tell it. default_backend:
-        attention backend of requests that were made under no selection. memory_bytes: what the
-        engine holds, by name, for `stats`."""
+        """end_ids: ids that end a text unless ignore_eos. grammars: compiles those of requests.
+        has_text: False without a tokenizer, when every token is told at once because no text will
+        ever tell it. default_backend: attention backend of requests that were made under no
+        selection. memory_bytes: what the engine holds, by name, for `stats`."""
         self._scheduler = scheduler
         self._pool = pool
         self._vocab_size = vocab_size
         self._end_ids = end_ids
+        self._grammars = grammars
         self._has_text = has_text
         self._default_backend = default_backend
         self._memory_bytes = dict(memory_bytes or {})
@@ -120,9 +134,13 @@ class InProcessClient:
             on_event=on_event,
             every_token=request.every_token or not self._has_text,
             n_prompt=n_prompt,
+            grammar=None if request.grammar is None else self._compiled(request.grammar),
         )
         self._scheduler.submit(task)
         return task.task_id
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        self._compiled(grammar)
 
     def cancel(self, request_id: str) -> None:
         self._scheduler.cancel(request_id)
@@ -138,6 +156,14 @@ class InProcessClient:
 
     def drain(self, timeout_s: float | None = None) -> bool:
         return self._scheduler.drain(timeout_s)
+
+    def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+        try:
+            return self._grammars.compile(grammar)
+        except GrammarError as error:
+            raise RequestError(str(error), "invalid_grammar", "grammar") from None
+        except GrammarBusyError as error:
+            raise QueueFullError(str(error), retry_after_s=1.0) from None
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:

@@ -33,6 +33,7 @@ from astrai.engine.scheduler import InferenceScheduler
 from astrai.extension import ATTN_BACKEND, AttentionBackend, attn_backend
 from astrai.kvcache import PagePool
 from astrai.sampling import Sampler, SamplingParams
+from astrai.structured import Grammar, GrammarCompiler, GrammarLimits
 from astrai.text import encode_chat
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class InferenceEngine:
         max_queue: int = 256,
         chat_template: ChatTemplate | None = None,
         end_ids: tuple[int, ...] = (),
+        grammar_limits: GrammarLimits | None = None,
         after_step: Callable[[], None] | None = None,
     ) -> None:
         """Start serving; the scheduler's thread runs when this returns.
@@ -73,7 +75,8 @@ class InferenceEngine:
         effect so far: no graph is captured. backend: attention for
         requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
         in one step, None or 0 without limit. max_queue: requests that may wait beside the running
-        ones. end_ids: ids that end a text. after_step: see `InferenceScheduler`.
+        ones. end_ids: ids that end a text. grammar_limits: what a request's grammar may cost.
+        after_step: see `InferenceScheduler`.
         Raises ValueError naming an option out of its range.
         """
         config = model.config
@@ -121,6 +124,7 @@ class InferenceEngine:
             )
         self.cache = cache
         self._vocab_size = config.vocab_size
+        self._grammars = GrammarCompiler(tokenizer, config.vocab_size, grammar_limits)
         sampler = Sampler(config.vocab_size)
         self._scheduler = InferenceScheduler(
             cache.host,
@@ -137,6 +141,7 @@ class InferenceEngine:
             cache.host,
             config.vocab_size,
             end_ids,
+            self._grammars,
             has_text=tokenizer is not None,
             default_backend=self._default_backend,
             memory_bytes={
@@ -207,6 +212,7 @@ class InferenceEngine:
         params: SamplingParams | None = None,
         timeout: float | None = None,
         namespace: str = "",
+        grammar: Grammar | None = None,
         progress: bool = False,
         **sampling: Any,
     ) -> Any:
@@ -216,6 +222,7 @@ class InferenceEngine:
         (index, str), whose closing cancels. max_tokens 0 or less gives "" at once. params: all
         sampling parameters at once, instead of those by name. timeout: seconds, after which the
         requests are cancelled and TimeoutError is raised. namespace: see `GenerationRequest`.
+        grammar: what each answer must look like, whole unless cut by max_tokens or a stop.
         progress: a bar on stderr, of finished prompts; not with stream. sampling: further fields
         of `SamplingParams`.
         Raises ValueError naming a field out of range, RequestError for a prompt that cannot be
@@ -236,7 +243,7 @@ class InferenceEngine:
                 nothing: list[str] = []
                 return (piece for piece in nothing)  # an iterator would have no close()
             return "" if is_single else [""] * len(prompts)
-        requests = [self._request(one, checked, namespace) for one in prompts]
+        requests = [self._request(one, checked, namespace, grammar) for one in prompts]
         batch = RunningBatch(self.client, requests)
         if stream:
             return PieceStream(batch, is_single, timeout)
@@ -301,6 +308,7 @@ class InferenceEngine:
         *,
         params: SamplingParams | None = None,
         namespace: str = "",
+        grammar: Grammar | None = None,
         **sampling: Any,
     ) -> AsyncGenerator[str, None]:
         """The pieces of one text for `async for`. Arguments are checked, and the attention
@@ -318,7 +326,7 @@ class InferenceEngine:
         }
         checked = as_params(params, sampling, self._vocab_size)
         return self._pieces(
-            None if checked is None else self._request(prompts[0], checked, namespace)
+            None if checked is None else self._request(prompts[0], checked, namespace, grammar)
         )
 
     def get_stats(self) -> dict[str, object]:
@@ -328,6 +336,7 @@ class InferenceEngine:
     def shutdown(self) -> None:
         """End open requests and the scheduler's thread. Idempotent."""
         self._scheduler.stop()
+        self._grammars.close()
 
     def __enter__(self) -> InferenceEngine:
         return self
@@ -353,7 +362,11 @@ class InferenceEngine:
                     raise error
 
     def _request(
-        self, prompt: str | list[int], params: SamplingParams, namespace: str
+        self,
+        prompt: str | list[int],
+        params: SamplingParams,
+        namespace: str,
+        grammar: Grammar | None,
     ) -> GenerationRequest:
         if isinstance(prompt, str):
             if self.tokenizer is None:
@@ -362,7 +375,7 @@ class InferenceEngine:
                 )
             prompt = self.tokenizer.encode(prompt)
         selection = capture_selection(self._default_backend)
-        return GenerationRequest(prompt, params, namespace, selection=selection)
+        return GenerationRequest(prompt, params, namespace, selection=selection, grammar=grammar)
 
 
 def _token_table(tokenizer: Tokenizer | None, vocab_size: int) -> _C.TokenTable:

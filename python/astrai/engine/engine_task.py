@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from astrai.engine.request import FinishReason, TokenEvent
 from astrai.engine.task import Task
 from astrai.sampling import SamplingParams, TokenLogprob
+from astrai.structured import CompiledGrammar
 
 __all__ = ["EngineTask", "EventSink"]
 
@@ -18,6 +19,7 @@ EventSink = Callable[[list[TokenEvent]], None]
 class EngineTask(Task):
     """sampler_slot and text_handle live from acceptance to the end, through preemptions.
 
+    grammar: set when the next token can be drawn only after the last one has been read.
     pending_ids, pending_logprobs: generated since the last event.
     """
 
@@ -27,6 +29,7 @@ class EngineTask(Task):
     on_event: EventSink = field(default=lambda _: None)
     every_token: bool = False
     n_prompt: int = 0
+    grammar: CompiledGrammar | None = None
     submitted_at: float = 0.0
     sampler_slot: int = field(default=-1, init=False)
     text_handle: int = field(default=-1, init=False)

@@ -19,7 +19,8 @@ __all__ = [
 class RequestError(ValueError):
     """A request that can never be served.
 
-    code: "context_length_exceeded" or "invalid_value". param: the field at fault, or None.
+    code: "context_length_exceeded", "invalid_grammar" or "invalid_value". param: the field at
+    fault, or None.
     """
 
     def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from astrai.sampling.logprobs import TokenLogprob
 from astrai.sampling.params import SamplingParams
+from astrai.structured.grammar import Grammar
 
 __all__ = ["FinishReason", "GenerationRequest", "TokenEvent", "merge_events"]
 
@@ -21,7 +22,7 @@ class GenerationRequest:
     namespace share cached KV pages (adapter, tenant or cache salt).
     every_token: send an event for each token even when it gives no text yet.
     selection: what `astrai.extension.current_selection()` gave where the request was made; None
-    lets the client capture it at submit.
+    lets the client capture it at submit. grammar: what the answer must look like, whole.
     """
 
     prompt_ids: list[int]
@@ -29,6 +30,7 @@ class GenerationRequest:
     namespace: str = ""
     every_token: bool = False
     selection: Any = None
+    grammar: Grammar | None = None
 
 
 class TokenEvent(NamedTuple):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 import torch
@@ -258,7 +258,7 @@ class InferenceScheduler:
             _add(deliveries, task, task.take_event("", "error", error=str(error)))
             self._close(task, "error")
             return
-        task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids)
+        task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
         self._by_handle[task.text_handle] = task
         self._stats.n_prompt_tokens += task.n_prompt
         self._state.submit(task)
@@ -300,7 +300,7 @@ class InferenceScheduler:
     ) -> None:
         """Turn a group's draw into text, events, ends and the tokens of the next step."""
         tasks, token_ids = group.tasks, sampled.token_ids
-        faulty = sampled.faulty_rows
+        faulty = sampled.faulty_rows | sampled.grammar_errors.keys()
         sound = range(group.n_sampled)
         if faulty:
             sound = [i for i in sound if i not in faulty]  # type: ignore[assignment]
@@ -321,10 +321,11 @@ class InferenceScheduler:
         self._stats.n_output_tokens += len(handles)
 
         ends = [event for event in text_events if event.finish is not None]
-        ended: Collection[int] = faulty
+        whole = [tasks[i] for i in sorted(sampled.completed_rows)]  # nothing may follow these
+        ended: frozenset[int] = faulty | sampled.completed_rows
         if ends:
             finished = {event.handle for event in ends}
-            ended = faulty | {i for i in sound if tasks[i].text_handle in finished}
+            ended |= {i for i in sound if tasks[i].text_handle in finished}
         self._state.complete(group, token_ids, ended)
 
         by_handle = self._by_handle
@@ -333,15 +334,22 @@ class InferenceScheduler:
             if event.finish is None:
                 _add(deliveries, task, task.take_event(event.text))
             else:
-                last = task.take_event(event.text, event.finish, event.stop_string)
-                self._leave(task, event.finish)
+                # An answer that is whole with its last permitted token was not cut by the limit.
+                reason = event.finish
+                if reason == "length" and task in whole:
+                    reason = "stop"
+                last = task.take_event(event.text, reason, event.stop_string)
+                self._leave(task, reason)
                 _add(deliveries, task, last)
+        for task in whole:
+            if task.status is not TaskStatus.FINISHED:
+                self._end(task, "stop", deliveries)
         for i in sorted(faulty):
             self._end(
                 tasks[i],
                 "error",
                 deliveries,
-                error="the model gave no finite logits for this request",
+                error=sampled.grammar_errors.get(i, _fault_of(tasks[i])),
                 keep_pages=False,
             )
         for i in sound:
@@ -423,6 +431,15 @@ class InferenceScheduler:
         self._state.waiting.clear()
         self._state.running.clear()
         self._deliver(deliveries)
+
+
+def _fault_of(task: EngineTask) -> str:
+    if task.grammar is None:
+        return "the model gave no finite logits for this request"
+    return (
+        "the model gave no finite logits for this request, or its grammar leaves only tokens that "
+        "min_tokens forbids"
+    )
 
 
 def _add(deliveries: Deliveries, task: EngineTask, event: TokenEvent) -> None:

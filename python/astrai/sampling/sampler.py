@@ -8,14 +8,15 @@ Python of their own. Single-threaded: the scheduler's thread owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from astrai.sampling.generator import gumbel_noise, random_seed, row_keys
+from astrai.sampling.grammar_masks import apply_masks
 from astrai.sampling.logprobs import TokenLogprob, compute_logprobs, top_alternatives
 from astrai.sampling.params import SamplingParams
 from astrai.sampling.penalties import LogitEdits, apply_edits
@@ -25,20 +26,24 @@ from astrai.sampling.strategies import (
     TemperatureStrategy,
     TopPStrategy,
 )
+from astrai.structured import CompiledGrammar, MaskTable
 
 __all__ = ["SampledRows", "Sampler"]
 
-_RANDOM, _EDITED, _LOGPROBS = 1, 2, 4  # bits of Sampler._flags
+_RANDOM, _EDITED, _LOGPROBS, _MASKED = 1, 2, 4, 8  # bits of Sampler._flags
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """One step's draw. faulty_rows: rows whose logits hold NaN or have no finite maximum; their
-    ids mean nothing."""
+    ids mean nothing. completed_rows: rows whose grammar admits nothing after this token.
+    grammar_errors: rows whose grammar cannot be followed, with the reason."""
 
     token_ids: list[int]  # [n]
     faulty_rows: frozenset[int]
     logprobs: list[TokenLogprob | None] | None  # [n], None when no row asks
+    completed_rows: frozenset[int] = frozenset()
+    grammar_errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sampler:
@@ -56,11 +61,17 @@ class Sampler:
         self._position = np.zeros(capacity, np.int64)  # tokens generated so far
         self._n_top = np.zeros(capacity, np.int64)  # alternatives asked for
         self._edits: dict[int, LogitEdits] = {}
+        self._grammars = MaskTable(vocab_size)
 
     def add(
-        self, params: SamplingParams, prompt_ids: Iterable[int] = (), end_ids: Iterable[int] = ()
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        end_ids: Iterable[int] = (),
+        grammar: CompiledGrammar | None = None,
     ) -> int:
-        """Take a slot for a request. end_ids: the ids that min_tokens masks. Returns the slot."""
+        """Take a slot for a request. end_ids: the ids that end it, which min_tokens masks and a
+        grammar allows only where the answer is whole. Returns the slot."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -71,6 +82,7 @@ class Sampler:
             (0 if params.is_greedy else _RANDOM)
             | (_EDITED if has_edits else 0)
             | (0 if params.logprobs is None else _LOGPROBS)
+            | (0 if grammar is None else _MASKED)
         )
         self._temperature[slot] = params.temperature
         self._top_p[slot] = params.top_p
@@ -81,11 +93,14 @@ class Sampler:
         self._n_top[slot] = params.logprobs or 0
         if has_edits:
             self._edits[slot] = LogitEdits(params, prompt_ids, end_ids)
+        if grammar is not None:
+            self._grammars.add(slot, grammar, end_ids)
         return slot
 
     def remove(self, slot: int) -> None:
         """Give the slot of an ended request back."""
         self._edits.pop(slot, None)
+        self._grammars.remove(slot)
         self._flags[slot] = 0
         self._free.append(slot)
 
@@ -93,7 +108,7 @@ class Sampler:
         """Draw the next token of each slot and count it.
 
         logits: [n, vocab], any float dtype, row i for slots[i]; overwritten when float32 and some
-        row is penalised.
+        row is penalised or follows a grammar.
         """
         at = np.asarray(slots, np.intp)
         flags = self._flags[at]
@@ -109,6 +124,10 @@ class Sampler:
         if any_flag & _EDITED:
             edited_rows = np.flatnonzero(flags & _EDITED).tolist()
             apply_edits(logits, edited_rows, [self._edits[slots[row]] for row in edited_rows])
+        masked_rows: list[int] = []
+        if any_flag & _MASKED:
+            masked_rows = np.flatnonzero(flags & _MASKED).tolist()
+            apply_masks(logits, masked_rows, self._grammars.masks([slots[r] for r in masked_rows]))
 
         # max() carries NaN into the value, so one pass finds both the greedy ids and the faults.
         best, best_ids = logits.max(dim=-1)
@@ -130,7 +149,24 @@ class Sampler:
         logprobs = None
         if logprob_rows:
             logprobs = self._logprobs(raw_logprobs, logprob_rows, at, sampled)
-        return SampledRows(sampled, faulty_rows, logprobs)
+        completed_rows: frozenset[int] = frozenset()
+        grammar_errors: dict[int, str] = {}
+        if masked_rows:
+            completed_rows, grammar_errors = self._advance(
+                [row for row in masked_rows if row not in faulty_rows], slots, sampled
+            )
+        return SampledRows(sampled, faulty_rows, logprobs, completed_rows, grammar_errors)
+
+    def _advance(
+        self, rows: list[int], slots: Sequence[int], sampled: list[int]
+    ) -> tuple[frozenset[int], dict[int, str]]:
+        """Tell the grammars of these rows what was drawn: (completed rows, errors by row)."""
+        result = self._grammars.advance([slots[r] for r in rows], [sampled[r] for r in rows])
+        row_of = {slots[row]: row for row in rows}
+        return (
+            frozenset(row_of[slot] for slot in result.completed),
+            {row_of[slot]: error for slot, error in result.errors.items()},
+        )
 
     def _draw(
         self,

@@ -96,7 +96,7 @@ class ToyTokenizer:
     strips_leading_space = False
     special_strings = ("<end>",)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, parse_special: bool = True) -> list[int]:
         return [self.letters.index(letter) for letter in text]
 
     def decode(self, ids: list[int]) -> str:
