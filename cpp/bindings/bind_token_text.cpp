@@ -115,7 +115,7 @@ void bind_token_text(py::module_& m) {
       .def("open",
            [](TextStreams& streams, const std::vector<py::str>& stop, const IntArray<std::int64_t>& stop_ids,
               std::int64_t max_tokens, std::int64_t min_tokens, bool include_stop, bool skip_special,
-              bool strip_leading_space) {
+              bool strip_leading_space, const IntArray<std::int64_t>& shown_ids) {
              TextOptions options;
              options.stops = utf8_of(stop);
              options.stop_ids.assign(stop_ids.data(), stop_ids.data() + stop_ids.size());
@@ -124,11 +124,12 @@ void bind_token_text(py::module_& m) {
              options.include_stop = include_stop;
              options.skip_special = skip_special;
              options.strip_leading_space = strip_leading_space;
+             options.shown_ids.assign(shown_ids.data(), shown_ids.data() + shown_ids.size());
              return streams.open(std::move(options));
            },
            py::arg("stop"), py::arg("stop_ids"), py::arg("max_tokens"), py::arg("min_tokens") = 0,
            py::arg("include_stop") = false, py::arg("skip_special") = true, py::arg("strip_leading_space") = false,
-           "Starts a stream and returns its handle.")
+           py::arg("shown_ids") = py::tuple(), "Starts a stream and returns its handle.")
       .def("push_batch",
            [event_type](TextStreams& streams, const IntArray<std::int64_t>& handles,
                         const IntArray<std::int64_t>& token_ids) {

@@ -12,6 +12,15 @@ constexpr int kSlotBits = 24;  // of a handle; the generation takes the bits abo
 
 [[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
 
+void check_ids(const TokenTable& table, const std::vector<std::int64_t>& ids, const char* name) {
+  for (const std::int64_t id : ids) {
+    if (!table.contains(id)) {
+      refuse("TextStreams.open: " + std::string(name) + " has " + std::to_string(id) + "; the table has ids 0 to " +
+             std::to_string(table.n_tokens() - 1));
+    }
+  }
+}
+
 void check_options(const TokenTable& table, const TextOptions& options) {
   if (options.max_tokens < 1) {
     refuse("TextStreams.open: max_tokens is " + std::to_string(options.max_tokens) + "; it must be at least 1");
@@ -20,12 +29,8 @@ void check_options(const TokenTable& table, const TextOptions& options) {
     refuse("TextStreams.open: min_tokens is " + std::to_string(options.min_tokens) + "; it must be 0 to max_tokens (" +
            std::to_string(options.max_tokens) + ")");
   }
-  for (const std::int64_t id : options.stop_ids) {
-    if (!table.contains(id)) {
-      refuse("TextStreams.open: stop_ids has " + std::to_string(id) + "; the table has ids 0 to " +
-             std::to_string(table.n_tokens() - 1));
-    }
-  }
+  check_ids(table, options.stop_ids, "stop_ids");
+  check_ids(table, options.shown_ids, "shown_ids");
 }
 
 }  // namespace
@@ -34,6 +39,7 @@ TextStream::TextStream(const TokenTable& table, TextOptions options)
     : table_(&table), options_(std::move(options)), matcher_(std::move(options_.stops)) {
   check_options(table, options_);
   std::sort(options_.stop_ids.begin(), options_.stop_ids.end());
+  std::sort(options_.shown_ids.begin(), options_.shown_ids.end());
 }
 
 void TextStream::push(std::int64_t token_id, TextEvent& event) {
@@ -44,8 +50,13 @@ void TextStream::push(std::int64_t token_id, TextEvent& event) {
     end(FinishReason::kStop, event);
     return;
   }
-  if (!(options_.skip_special && table_->is_special(token_id)) && append(table_->piece(token_id), event)) return;
+  if (is_shown(token_id) && append(table_->piece(token_id), event)) return;
   if (n_tokens_ == options_.max_tokens) end(FinishReason::kLength, event);
+}
+
+bool TextStream::is_shown(std::int64_t token_id) const {
+  return !options_.skip_special || !table_->is_special(token_id) ||
+         std::binary_search(options_.shown_ids.begin(), options_.shown_ids.end(), token_id);
 }
 
 // Adds a piece to the text and releases what is certain. Returns true when a stop string ended the stream.

@@ -31,7 +31,8 @@ struct TextOptions {
   std::int64_t max_tokens = 0;           // >= 1
   std::int64_t min_tokens = 0;           // 0 .. max_tokens
   bool include_stop = false;             // keep the matched stop string (never a stop token's text) in the text
-  bool skip_special = true;              // special ids give no text
+  bool skip_special = true;              // special ids give no text, but for
+  std::vector<std::int64_t> shown_ids;   // these; ids outside the table are refused
   bool strip_leading_space = false;      // drop one blank at the very beginning (SentencePiece's word marker)
 };
 
@@ -62,12 +63,13 @@ class TextStream {
   std::string_view text() const { return std::string_view(text_).substr(0, n_released_); }
 
  private:
+  bool is_shown(std::int64_t token_id) const;
   bool append(std::string_view piece, TextEvent& event);
   void release_up_to(std::size_t end, std::string& delta);
   void end(FinishReason reason, TextEvent& event);
 
   const TokenTable* table_;
-  TextOptions options_;  // stop_ids sorted; stops moved into matcher_
+  TextOptions options_;  // stop_ids and shown_ids sorted; stops moved into matcher_
   StopMatcher matcher_;
   Utf8Assembler utf8_;
   std::string text_;

@@ -252,6 +252,7 @@ class InferenceScheduler:
                 min_tokens=min(params.min_tokens, task.max_tokens),
                 skip_special=params.skip_special_tokens,
                 strip_leading_space=self._strip_leading_space,
+                shown_ids=list(params.shown_token_ids),
             )
         except ValueError as error:  # a stop that the matcher refuses
             task.status = TaskStatus.FINISHED

@@ -32,7 +32,7 @@ class SamplingParams:
     max_tokens: None is the room that context and pool leave. min_tokens: end ids are masked before.
     stop: strings that end the text. stop_token_ids: ids that end it, beside the model's own end
     ids, which ignore_eos switches off. logprobs: None, or the number of alternatives (0 = only the
-    chosen token). skip_special_tokens: special tokens give no text.
+    chosen token). skip_special_tokens: special tokens give no text, but for shown_token_ids.
     """
 
     temperature: float = 1.0
@@ -51,6 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    shown_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -91,6 +92,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         _token_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _token_ids("shown_token_ids", self.shown_token_ids, vocab_size)
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, Mapping):
                 raise ValueError(

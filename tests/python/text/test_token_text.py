@@ -297,6 +297,16 @@ def test_special_ids_give_text_only_when_asked() -> None:
     assert (event.handle, event.text) == (shown, "<end>")
 
 
+def test_shown_ids_give_text_where_special_ones_are_skipped() -> None:
+    table = TokenTable([b"a", b"[TOOL_CALLS]", b"[INST]"], b"\0\1\1")
+    streams = TextStreams(table)
+    handle = streams.open([], [], 10, shown_ids=[1])
+    joined, _ = run(streams, handle, [0, 2, 1, 0])
+    assert joined == "a[TOOL_CALLS]a"
+    with pytest.raises(ValueError, match=r"shown_ids has 3; the table has ids 0 to 2"):
+        streams.open([], [], 10, shown_ids=[3])
+
+
 def test_only_one_leading_blank_is_stripped_and_only_at_the_start() -> None:
     streams = TextStreams(TokenTable([b"", b"  a", b" b"], bytes(3)))
     handle = streams.open([], [], 10, strip_leading_space=True)
