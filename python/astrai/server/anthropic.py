@@ -5,10 +5,15 @@ https://docs.anthropic.com/en/api/messages-streaming
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
+
+import orjson
 
 from astrai.engine import TokenEvent
 from astrai.sampling import SamplingParams
+from astrai.server.answer import Answer, AnswerBlock, call_faults
 from astrai.server.anthropic_models import (
     CountTokensRequest,
     MessagesRequest,
@@ -19,17 +24,11 @@ from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, anthropic_error, bad_request
 from astrai.server.openai_chat import check_tools
 from astrai.server.openai_common import new_id, now, stop_strings
+from astrai.server.openai_models import reasoning_switch
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, named_frame
+from astrai.text.answer import AnswerEvent, CallArguments, CallEnd, ReasoningPiece, TextPiece
 
-_BLOCK_START = named_frame(
-    {
-        "type": "content_block_start",
-        "index": 0,
-        "content_block": {"type": "text", "text": ""},
-    }
-)
-_BLOCK_STOP = named_frame({"type": "content_block_stop", "index": 0})
 # The unnamed [DONE] is the specification's; official clients skip events without a name.
 _MESSAGE_STOP = named_frame({"type": "message_stop"}) + DONE
 
@@ -47,25 +46,40 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
             max_tokens=min(request.max_tokens, engine.max_seq_len),
         )
         stops = stop_strings(request.stop_sequences, engine, "stop_sequences")
-        ctx = ResponseContext(new_id("msg_"), now(), request.model, request.stream, sampling)
-        return [encode_messages(request, engine)], ctx, stops
+        prompt_ids, tools = encode_messages(request, engine)
+        choice = request.tool_choice
+        first_call_only = choice is not None and choice.disable_parallel_tool_use
+        dialect = engine.dialect
+        reading = dialect.reading(prompt_ids, tools, first_call_only)
+        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
+        ctx = ResponseContext(
+            new_id("msg_"),
+            now(),
+            request.model,
+            request.stream,
+            sampling,
+            new_answer=lambda: dialect.new_answer(reading, "toolu_"),
+        )
+        self._hides_thinking = request.thinking is not None and request.thinking.type == "disabled"
+        self._blocks = _BlockFrames()
+        return [prompt_ids], ctx, stops
 
     def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
-        message = _message(ctx, [], choices[0])
-        return named_frame({"type": "message_start", "message": message}) + _BLOCK_START
+        return named_frame({"type": "message_start", "message": _message(ctx, [], choices[0])})
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
-        if not event.text:
-            return b""
-        delta = {"type": "text_delta", "text": event.text}
-        return named_frame({"type": "content_block_delta", "index": 0, "delta": delta})
+        return b"".join(
+            self._blocks.tell(event, block)
+            for event, block in choice.answer.news
+            if not (self._hides_thinking and block.kind == "reasoning")
+        )
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         choice = choices[0]
         delta = {"stop_reason": _stop_reason(choice), "stop_sequence": choice.stop_string}
         usage = {"output_tokens": choice.n_output}
-        end = named_frame({"type": "message_delta", "delta": delta, "usage": usage})
-        return _BLOCK_STOP + end + _MESSAGE_STOP
+        end = {"type": "message_delta", "delta": delta, "usage": usage, **_faults(choice.answer)}
+        return self._blocks.finish() + named_frame(end) + _MESSAGE_STOP
 
     def format_stream_error(self, error: ApiError) -> bytes:
         event = {"type": "error", "error": anthropic_error(error), "detail": error.message}
@@ -73,11 +87,94 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
 
     def format_response(self, ctx: ResponseContext, choices: list[Choice]) -> dict[str, Any]:
         choice = choices[0]
-        return _message(ctx, [{"type": "text", "text": choice.text}], choice)
+        blocks = [
+            block
+            for block in choice.answer.blocks
+            if not (self._hides_thinking and block.kind == "reasoning")
+        ]
+        content = [_content_block(block) for block in blocks or [AnswerBlock("text")]]
+        return {**_message(ctx, content, choice), **_faults(choice.answer)}
 
 
-def encode_messages(request: CountTokensRequest, engine: EngineLink) -> list[int]:
-    """Prompt ids of a conversation with its system prompt and tools. Blocks; raises ApiError."""
+class _BlockFrames:
+    """The events of one streamed message's content blocks, in the order that clients expect."""
+
+    def __init__(self) -> None:
+        self._n_begun = 0
+        self._open: AnswerBlock | None = None
+
+    def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
+        """The frames of one event of `block`, which ends the block before it."""
+        frames = b""
+        if block is not self._open and not isinstance(event, CallEnd):
+            frames = self._close() + self._begin(block)
+        if isinstance(event, TextPiece):
+            return frames + self._delta({"type": "text_delta", "text": event.text})
+        if isinstance(event, ReasoningPiece):
+            return frames + self._delta({"type": "thinking_delta", "thinking": event.text})
+        if isinstance(event, CallArguments):
+            return frames + self._delta({"type": "input_json_delta", "partial_json": event.text})
+        if isinstance(event, CallEnd):
+            return frames + self._close()
+        return frames
+
+    def finish(self) -> bytes:
+        """The end of the last block; a message without any has an empty text."""
+        frames = b"" if self._n_begun else self._begin(AnswerBlock("text"))
+        return frames + self._close()
+
+    def _begin(self, block: AnswerBlock) -> bytes:
+        self._open = block
+        self._n_begun += 1
+        empty = replace(block, text="")
+        start = {
+            "type": "content_block_start",
+            "index": self._n_begun - 1,
+            "content_block": _content_block(empty),
+        }
+        return named_frame(start)
+
+    def _close(self) -> bytes:
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        frames = b""
+        if block.kind == "reasoning":
+            signature = {"type": "signature_delta", "signature": _signature(block.text)}
+            frames = self._delta(signature)
+        return frames + named_frame({"type": "content_block_stop", "index": self._n_begun - 1})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        event = {"type": "content_block_delta", "index": self._n_begun - 1, "delta": delta}
+        return named_frame(event)
+
+
+def _content_block(block: AnswerBlock) -> dict[str, Any]:
+    """A block as the API shapes it; without text as the beginning of its stream."""
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    if block.kind == "reasoning":
+        signature = _signature(block.text) if block.text else ""
+        return {"type": "thinking", "thinking": block.text, "signature": signature}
+    # As the model wrote it: a number may be wider than what a JSON library takes.
+    arguments = orjson.Fragment(block.text) if block.text else {}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
+
+
+def _signature(thinking: str) -> str:
+    """Clients send a block back with its signature and refuse one without; nothing checks it."""
+    return hashlib.sha256(thinking.encode()).hexdigest()
+
+
+def _faults(answer: Answer) -> dict[str, Any]:
+    return {"tool_call_faults": call_faults(answer)} if answer.faults else {}
+
+
+def encode_messages(
+    request: CountTokensRequest, engine: EngineLink
+) -> tuple[list[int], list[dict[str, Any]] | None]:
+    """Prompt ids of a conversation with its system prompt and tools, and those of the tools that
+    may be called. Blocks; raises ApiError."""
     choice = request.tool_choice
     names = {tool.name for tool in request.tools or ()}
     if choice is not None and choice.type == "tool" and choice.name not in names:
@@ -96,7 +193,9 @@ def encode_messages(request: CountTokensRequest, engine: EngineLink) -> list[int
         messages = template_messages(request)
     except ValueError as error:
         raise bad_request(str(error), param="messages") from None
-    return engine.encode_chat(messages, tools)
+    thinking = request.thinking
+    variables = reasoning_switch(thinking.type != "disabled") if thinking is not None else None
+    return engine.encode_chat(messages, tools, variables), tools
 
 
 def _message(ctx: ResponseContext, content: list[dict[str, Any]], choice: Choice) -> dict[str, Any]:
@@ -119,6 +218,8 @@ def _message(ctx: ResponseContext, content: list[dict[str, Any]], choice: Choice
 
 
 def _stop_reason(choice: Choice) -> str | None:
+    if choice.finish_reason is not None and choice.answer.calls:
+        return "tool_use"
     if choice.stop_string is not None:
         return "stop_sequence"
     return {"stop": "end_turn", "length": "max_tokens", None: None}[choice.finish_reason]

@@ -33,6 +33,8 @@ class ContentBlock(RequestModel):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | Annotated[list[ContentBlock], Bounded()] | None = None
+    is_error: Nullable[bool] = False
+    thinking: str | None = None
 
     @model_validator(mode="after")
     def _fields_of_the_type(self) -> ContentBlock:
@@ -66,6 +68,13 @@ class AnthropicTool(RequestModel):
 class AnthropicToolChoice(RequestModel):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
+    disable_parallel_tool_use: Nullable[bool] = False
+
+
+class Thinking(RequestModel):
+    """budget_tokens and the like are accepted and have no effect."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
 
 
 class CountTokensRequest(RequestModel):
@@ -76,6 +85,7 @@ class CountTokensRequest(RequestModel):
     system: str | Annotated[list[SystemBlock], Bounded()] | None = None
     tools: Annotated[list[AnthropicTool], Bounded()] | None = None
     tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -104,7 +114,7 @@ def _template_turns(message: AnthropicMessage) -> list[dict[str, Any]]:
     """One message's turns: results of tools come before the user's own text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts, calls, results = [], [], []
+    texts, thoughts, calls, results = [], [], [], []
     for block in message.content:
         if block.type == "text":
             texts.append(block.text or "")
@@ -116,32 +126,40 @@ def _template_turns(message: AnthropicMessage) -> list[dict[str, Any]]:
                 {
                     "role": "tool",
                     "tool_call_id": block.tool_use_id,
-                    "content": _result_text(block.content),
+                    "content": _result_text(block),
                 }
             )
-        elif block.type not in ("thinking", "redacted_thinking"):
+        elif block.type == "thinking" and message.role == "assistant":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":
             raise ValueError(
                 f"content block of type {block.type!r} is not supported in a message of role "
                 f"{message.role!r}: this model reads text only"
             )
     if texts or calls or not results:
         turn: dict[str, Any] = {"role": message.role, "content": "".join(texts)}
+        if any(thoughts):
+            turn["reasoning_content"] = "".join(thoughts)
         if calls:
             turn["tool_calls"] = calls
         results.append(turn)
     return results
 
 
-def _result_text(content: str | list[ContentBlock] | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for block in content:
-        if block.type != "text":
-            raise ValueError(
-                f"tool_result block of type {block.type!r} is not supported: "
-                "this model reads text only"
-            )
-    return "".join(block.text or "" for block in content)
+def _result_text(result: ContentBlock) -> str:
+    """The text of a tool_result. Templates know no failed results, so the text says it."""
+    content = result.content if result.content is not None else ""
+    if not isinstance(content, str):
+        for block in content:
+            if block.type != "text":
+                raise ValueError(
+                    f"tool_result block of type {block.type!r} is not supported: "
+                    "this model reads text only"
+                )
+        content = "".join(block.text or "" for block in content)
+    if result.is_error and not content.lower().startswith("error"):
+        return f"Error: {content}" if content else "Error"
+    return content
 
 
 def template_tools(tools: list[AnthropicTool] | None) -> list[dict[str, Any]] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 from astrai.engine import AsyncEventRouter, GenerationRequest, InferenceEngine, TokenEvent
 from astrai.engine import errors as engine_errors
+from astrai.server.answer import ChatDialect
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.inspector_feed import InspectorFeed
 from astrai.server.settings import ServerSettings
@@ -38,6 +40,7 @@ class EngineLink:
         self.inspector = InspectorFeed(engine.client)
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
         self._token_bytes: list[bytes] | None = None
+        self._call_faults: Counter[str] = Counter()
         flags = engine.tokenizer.special_flags() if engine.tokenizer is not None else b""
         self._special_ids = frozenset(i for i, is_special in enumerate(flags) if is_special)
 
@@ -75,14 +78,31 @@ class EngineLink:
         self._refuse_hopeless(len(text), "prompt")
         return self.tokenizer.encode(text, add_special_tokens, parse_special)
 
+    @cached_property
+    def dialect(self) -> ChatDialect:
+        """How this model's chats are written. Blocks at the first use; raises as encode_chat."""
+        return ChatDialect(
+            self.chat_template,
+            self.tokenizer,
+            self.settings.tool_parser,
+            self.settings.reasoning_parser,
+            self._call_faults,
+        )
+
     def encode_chat(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Prompt ids of a conversation. Raises a 400 with the template's message."""
+        """Prompt ids of a conversation. variables: further ones for the template.
+
+        Raises a 400 with the template's message."""
         tokenizer, template = self.tokenizer, self.chat_template
         self._refuse_hopeless(sum(len(message["content"]) for message in messages), "messages")
+        messages, tools = self.dialect.conversation(messages, tools)
         try:
-            return encode_chat(tokenizer, template, messages, tools=tools)
+            return encode_chat(tokenizer, template, messages, tools=tools, **(variables or {}))
         except TemplateError as error:
             raise bad_request(
                 f"the model's chat template refuses these messages: {error}",
@@ -195,7 +215,8 @@ class EngineLink:
         return self.engine.client.is_healthy()
 
     def stats(self) -> dict[str, Any]:
-        return self.engine.client.stats()
+        """The engine's counters, and the tool calls that were returned as text, by reason."""
+        return {**self.engine.client.stats(), "total_tool_call_faults": dict(self._call_faults)}
 
 
 async def _merge(streams: list[AsyncGenerator[TokenEvent, None]]) -> EventBatches:

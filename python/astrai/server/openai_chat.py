@@ -6,12 +6,14 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from astrai.engine import TokenEvent
 from astrai.sampling import TokenLogprob
+from astrai.server.answer import Answer, AnswerBlock, call_faults
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import (
@@ -24,9 +26,14 @@ from astrai.server.openai_common import (
     usage_frame,
     usage_of,
 )
-from astrai.server.openai_models import ChatCompletionRequest, template_message
+from astrai.server.openai_models import (
+    ChatCompletionRequest,
+    template_message,
+    template_variables,
+)
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, frame
+from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningPiece, TextPiece
 
 log = logging.getLogger("astrai.server")
 
@@ -58,6 +65,10 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             logprobs=wanted,
         )
         stops = stop_strings(request.stop, engine, "stop")
+        prompt_ids = engine.encode_chat(messages, tools, template_variables(request))
+        dialect = engine.dialect
+        reading = dialect.reading(prompt_ids, tools, not request.parallel_tool_calls)
+        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
         response_id = new_id("chatcmpl-")
         if request.user is not None:
             log.info("%s is for user %r", response_id, request.user[:64])
@@ -69,8 +80,9 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             sampling,
             request.n,
             wants_ids=request.return_token_ids,
+            new_answer=lambda: dialect.new_answer(reading, "call_"),
         )
-        return [engine.encode_chat(messages, tools)], ctx, stops
+        return [prompt_ids], ctx, stops
 
     def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         # In the order of the indices: OpenAI's stream helper appends choices as they appear.
@@ -78,13 +90,17 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         return b"".join(self._chunk(ctx, choice, role, None) for choice in choices)
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
-        frames = b""
+        deltas = [delta for piece in choice.answer.news if (delta := _delta(*piece)) is not None]
         has_tokens = (self._request.logprobs or ctx.wants_ids) and event.token_ids
-        if event.text or has_tokens:
-            frames = self._chunk(ctx, choice, {"content": event.text}, event)
+        if has_tokens and not deltas:
+            deltas = [{"content": ""}]
+        # Token ids and logprobs come once for each event, with its first delta.
+        frames = [
+            self._chunk(ctx, choice, d, event if not i else None) for i, d in enumerate(deltas)
+        ]
         if event.finish_reason is not None:
-            frames += self._chunk(ctx, choice, {}, None)
-        return frames
+            frames.append(self._chunk(ctx, choice, {}, None))
+        return b"".join(frames)
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         options = self._request.stream_options
@@ -105,10 +121,12 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     def _choice(self, choice: Choice, ctx: ResponseContext) -> dict[str, Any]:
         shaped: dict[str, Any] = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": _message(choice.answer),
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _finish_reason(choice),
         }
+        if choice.answer.faults:
+            shaped["tool_call_faults"] = call_faults(choice.answer)
         if self._request.logprobs:
             shaped["logprobs"] = self._logprobs(choice.logprobs)
         if ctx.wants_ids:
@@ -127,8 +145,10 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         shaped: dict[str, Any] = {
             "index": choice.index,
             "delta": delta,
-            "finish_reason": choice.finish_reason if is_end else None,
+            "finish_reason": _finish_reason(choice) if is_end else None,
         }
+        if is_end and choice.answer.faults:
+            shaped["tool_call_faults"] = call_faults(choice.answer)
         if event is not None and event.logprobs is not None:
             shaped["logprobs"] = self._logprobs(event.logprobs)
         if ctx.wants_ids and event is not None:
@@ -140,6 +160,50 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
 
 def _head(ctx: ResponseContext, kind: str = "chat.completion.chunk") -> dict[str, Any]:
     return {"id": ctx.response_id, "object": kind, "created": ctx.created, "model": ctx.model}
+
+
+def _finish_reason(choice: Choice) -> str | None:
+    """ "tool_calls" if and only if there are calls."""
+    has_calls = choice.finish_reason is not None and choice.answer.calls
+    return "tool_calls" if has_calls else choice.finish_reason
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    calls = answer.calls
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not answer.text else answer.text,
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _delta(event: AnswerEvent, block: AnswerBlock) -> dict[str, Any] | None:
+    """The delta that tells an event, None for one that OpenAI's streams do not tell."""
+    if isinstance(event, TextPiece):
+        return {"content": event.text}
+    if isinstance(event, ReasoningPiece):
+        return {"reasoning_content": event.text}
+    call: dict[str, Any] = {"index": block.call_idx}
+    if isinstance(event, CallBegin):
+        call |= {"id": block.call_id, "type": "function"}
+        call["function"] = {"name": event.name, "arguments": ""}
+    elif isinstance(event, CallArguments):
+        call["function"] = {"arguments": event.text}
+    else:
+        return None
+    return {"tool_calls": [call]}
 
 
 def _refuse_structured_output(request: ChatCompletionRequest) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from astrai.server.fields import (
     MAX_MESSAGES,
@@ -23,7 +23,22 @@ from astrai.server.fields import (
     TopLogprobs,
 )
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+
+# What the server itself gives to every template.
+_OWN_VARIABLES = {"messages", "tools", "add_generation_prompt", "tokenizer", "template", "self"}
+
+
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name in variables:
+        if not name.isidentifier() or name in _OWN_VARIABLES:
+            raise ValueError(f"{name[:64]!r} is no name of a template variable that may be set")
+    return variables
+
+
+TemplateVariables = Annotated[
+    dict[str, Any], Field(max_length=64), AfterValidator(_check_variables)
+]
 
 
 class ContentPart(RequestModel):
@@ -56,6 +71,7 @@ class ChatMessage(RequestModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Bounded()] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -100,7 +116,9 @@ class ChatCompletionRequest(SamplingFields):
     top_logprobs: TopLogprobs | None = None
     tools: Annotated[list[ToolDef], Bounded()] | None = None
     tool_choice: Nullable[Literal["none", "auto", "required"] | dict[str, Any]] = "auto"
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Nullable[bool] = True
+    reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
@@ -127,11 +145,27 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    for key in ("name", "tool_call_id"):
+    for key in ("name", "tool_call_id", "reasoning_content"):
         value = getattr(message, key)
         if value is not None:
             rendered[key] = value
     return rendered
+
+
+def template_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    """Variables for the template beyond the conversation. reasoning_effort "none" switches off
+    reasoning in the templates that have a switch for it."""
+    variables: dict[str, Any] = {}
+    if request.reasoning_effort is not None:
+        variables["reasoning_effort"] = request.reasoning_effort
+    if request.reasoning_effort == "none":
+        variables.update(reasoning_switch(False))
+    return {**variables, **(request.chat_template_kwargs or {})}
+
+
+def reasoning_switch(is_on: bool) -> dict[str, bool]:
+    """The variables by which templates switch reasoning: Qwen's name and DeepSeek's."""
+    return {"enable_thinking": is_on, "thinking": is_on}
 
 
 def content_text(content: str | list[ContentPart] | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from astrai.engine import GenerationRequest, TokenEvent
 from astrai.sampling import SamplingParams, TokenLogprob
+from astrai.server.answer import Answer
 from astrai.server.body import read_model
 from astrai.server.disconnect import ClientGone, DisconnectWatch
 from astrai.server.engine_link import EngineLink, EventBatches
@@ -42,6 +43,7 @@ class ResponseContext:
     """What every part of one answer repeats, and how to sample it.
 
     n: choices of each prompt. wants_ids: a stream reports ids as they come, even without text.
+    new_answer: makes the reader of each choice's text.
     """
 
     response_id: str
@@ -51,6 +53,7 @@ class ResponseContext:
     sampling: SamplingParams
     n: int = 1
     wants_ids: bool = False
+    new_answer: Callable[[], Answer] = Answer
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Choice:
 
     index: int
     prompt_ids: list[int]
+    answer: Answer = field(default_factory=Answer)
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -75,6 +79,7 @@ class Choice:
 
     def add(self, event: TokenEvent) -> None:
         self.text += event.text
+        self.answer.add(event.text, is_end=event.finish_reason is not None)
         self.token_ids.extend(event.token_ids)
         self.logprobs.extend(event.logprobs or ())
         self.finish_reason = event.finish_reason
@@ -156,7 +161,7 @@ class ProtocolHandler(Generic[RequestT]):
                 params = sampling
                 if i and sampling.seed is not None:
                     params = replace(sampling, seed=(sampling.seed + i) % _SEED_WORD)
-                choices.append(Choice(len(choices), prompt_ids))
+                choices.append(Choice(len(choices), prompt_ids, ctx.new_answer()))
                 requests.append(
                     GenerationRequest(prompt_ids, params, every_token=ctx.stream and ctx.wants_ids)
                 )

@@ -53,6 +53,12 @@ class ServerSettings:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _setting(
         "auto", MODEL, "type of weights and KV cache; auto: what the device multiplies fastest"
     )
+    tool_parser: Literal[
+        "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "json"
+    ] = _setting("auto", MODEL, "form of the model's tool calls; auto: as its chat template says")
+    reasoning_parser: Literal["auto", "none", "think", "mistral"] = _setting(
+        "auto", MODEL, "tags around the model's reasoning; auto: as its chat template says"
+    )
 
     max_batch_size: int = _setting(
         16, ENGINE, "requests that run at once", minimum=1, maximum=65536

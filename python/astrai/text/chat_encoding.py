@@ -30,14 +30,15 @@ def encode_chat(
 ) -> list[int]:
     """Prompt ids of a conversation, nothing added to what the template renders.
 
-    Special tokens spelled inside messages or tools stay text; those of the template are tokens.
+    extra: further variables for the template. Special tokens spelled inside messages, tools or
+    extra stay text; those of the template are tokens.
     Raises TemplateError as ChatTemplate.render, ValueError for text that is not Unicode."""
     stand_ins = _StandIns(tokenizer.special_strings)
-    if not any(stand_ins.needed_in(text) for text in _strings([messages, tools])):
+    if not any(stand_ins.needed_in(text) for text in _strings([messages, tools, extra])):
         text = template.render(messages, tools, add_generation_prompt, **extra)
         return tokenizer.encode(text)
     rendered = template.render(
-        stand_ins.put(messages), stand_ins.put(tools), add_generation_prompt, **extra
+        stand_ins.put(messages), stand_ins.put(tools), add_generation_prompt, **stand_ins.put(extra)
     )
     return tokenizer.encode_marked(stand_ins.restore(stand_ins.mark(rendered)))
 

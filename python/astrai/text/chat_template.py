@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -18,6 +19,8 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+
+from astrai.text.template_traits import TemplateTraits, probe_template
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
@@ -61,14 +64,32 @@ class ChatTemplate:
         """The prompt text of a conversation.
 
         messages: as in the OpenAI API; neither they nor tools are modified. A content of None acts
-        as "", and a tool call's arguments given as JSON text are parsed for the template. extra:
-        further variables for the template.
+        as "", and a tool call's arguments, an object or JSON text, are given in the form that the
+        template wants. extra: further variables for the template.
 
         Raises TemplateError with the template's own message where it raises one."""
+        as_text = self.traits.wants_text_arguments
+        return self._render(messages, tools, add_generation_prompt, as_text, extra)
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """What this template can express."""
+        return probe_template(
+            lambda messages, tools, as_text: self._render(messages, tools, True, as_text, {})
+        )
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        arguments_as_text: bool,
+        extra: Mapping[str, Any],
+    ) -> str:
         variables: dict[str, Any] = {
             **self.special_tokens,
-            **copy.deepcopy(extra),
-            "messages": [_prepared(message) for message in messages],
+            **copy.deepcopy(dict(extra)),
+            "messages": [_prepared(message, arguments_as_text) for message in messages],
             "tools": copy.deepcopy(tools) or None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -167,7 +188,7 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
-def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
+def _prepared(message: Mapping[str, Any], arguments_as_text: bool) -> dict[str, Any]:
     """A copy of one message in the form templates expect."""
     prepared = copy.deepcopy(dict(message))
     calls = prepared.get("tool_calls")
@@ -177,7 +198,10 @@ def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
         for call in calls:
             function = call.get("function", call) if isinstance(call, dict) else None
             if isinstance(function, dict) and "arguments" in function:
-                function["arguments"] = _parsed_arguments(function["arguments"])
+                arguments = _parsed_arguments(function["arguments"])
+                if arguments_as_text and not isinstance(arguments, str):
+                    arguments = _tojson(arguments)
+                function["arguments"] = arguments
     return prepared
 
 

@@ -75,8 +75,11 @@ class FakeScript:
 class FakeClient:
     """EngineClient with one thread per request."""
 
-    def __init__(self, tokenizer: Tokenizer | None, script: FakeScript) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, script: FakeScript, max_seq_len: int = MAX_SEQ_LEN
+    ) -> None:
         self.script = script
+        self._max_seq_len = max_seq_len
         self.requests: list[GenerationRequest] = []
         self.is_dead = False
         self.is_stopping = False
@@ -100,7 +103,7 @@ class FakeClient:
         if self.script.queue_full:
             raise QueueFullError("the waiting queue is full", retry_after_s=3.2)
         request.params.validate(VOCAB_SIZE)
-        room = MAX_SEQ_LEN - len(request.prompt_ids)
+        room = self._max_seq_len - len(request.prompt_ids)
         if room < 1:
             raise RequestError("too long", "context_length_exceeded", "prompt")
         with self._lock:
@@ -251,13 +254,20 @@ class FakeClient:
 class FakeEngine:
     """What the server uses of an InferenceEngine."""
 
-    def __init__(self, *, has_tokenizer: bool = True, has_template: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        has_tokenizer: bool = True,
+        has_template: bool = True,
+        template: str = TEMPLATE,
+        max_seq_len: int = MAX_SEQ_LEN,
+    ) -> None:
         self.script = FakeScript()
         self.tokenizer = make_tokenizer() if has_tokenizer else None
-        self.chat_template = ChatTemplate(TEMPLATE) if has_template and has_tokenizer else None
+        self.chat_template = ChatTemplate(template) if has_template and has_tokenizer else None
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
-        self.max_seq_len = MAX_SEQ_LEN
-        self.client = FakeClient(self.tokenizer, self.script)
+        self.max_seq_len = max_seq_len
+        self.client = FakeClient(self.tokenizer, self.script, max_seq_len)
 
     def shutdown(self) -> None:
         self.client.is_stopping = True

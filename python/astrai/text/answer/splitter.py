@@ -212,9 +212,8 @@ class AnswerSplitter:
 
 def _longest_beginning(text: str, markers: tuple[str, ...]) -> int:
     """Length of the longest end of text that a marker begins with, short of a whole one."""
-    longest = max((len(marker) for marker in markers), default=1) - 1
-    for n in range(min(longest, len(text)), 0, -1):
-        tail = text[-n:]
-        if any(marker.startswith(tail) for marker in markers):
-            return n
+    longest = max(map(len, markers), default=1) - 1
+    for at in range(max(0, len(text) - longest), len(text)):
+        if any(marker[0] == text[at] and marker.startswith(text[at:]) for marker in markers):
+            return len(text) - at
     return 0
