@@ -1,6 +1,7 @@
 """Environment variables, read once, and the report of `python -m astrai.env`.
 
   ASTR_BACKEND      attention backend of the process: cuda, torch_native, flash; empty: automatic
+  ASTRAI_API_KEY    keys of astrai-serve, with commas between them; --api-key wins
   ASTRAI_CACHE_DIR  where downloaded models are kept; default $XDG_CACHE_HOME/astrai or
                     ~/.cache/astrai
   ASTRAI_LOG_LEVEL  debug, info, warning, error
@@ -26,6 +27,7 @@ from astrai import _C
 __all__ = [
     "ATTENTION_BACKENDS",
     "LOG_LEVELS",
+    "api_keys",
     "attention_backend",
     "cache_dir",
     "cmake_prefix",
@@ -51,6 +53,12 @@ def log_level() -> str:
 
 
 @cache
+def api_keys() -> str:
+    """The value of ASTRAI_API_KEY, "" when unset."""
+    return os.environ.get("ASTRAI_API_KEY", "").strip()
+
+
+@cache
 def cache_dir() -> Path:
     """The folder of downloaded models; not created here."""
     named = os.environ.get("ASTRAI_CACHE_DIR", "").strip()
@@ -62,7 +70,7 @@ def cache_dir() -> Path:
 
 def reload() -> None:
     """Forget what was read, so that the next use reads the environment again; for tests."""
-    for read in (attention_backend, log_level, cache_dir):
+    for read in (attention_backend, log_level, api_keys, cache_dir):
         read.cache_clear()
 
 

@@ -27,6 +27,7 @@ COMMAND_FLAGS = {"--config", "--help", "--version"}
 # Flags of programs other than astrai-serve that documents name.
 OTHER_FLAGS = {
     "--build": "cmake",
+    "--cacert": "curl",
     "--cmake-prefix": "python -m astrai.env",
     "--fix": "scripts/check",
     "--install": "cmake",

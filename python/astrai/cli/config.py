@@ -9,6 +9,7 @@ from astrai.cli.options import Option, OptionError, nearest
 
 # `runtime:` is for tools that start a container from the same file.
 _SECTIONS = ("server", "runtime")
+_MERGE_TAG = "tag:yaml.org,2002:merge"  # `<<`, which a mapping may hold several times
 
 
 def read_config(path: Path, options: list[Option]) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def read_config(path: Path, options: list[Option]) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise OptionError(f"--config {path}: {reason}") from None
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _unique_keys_loader())
     except yaml.YAMLError as error:
         raise OptionError(f"--config {path}: not valid YAML: {error}") from None
     except RecursionError:
@@ -45,6 +46,26 @@ def read_config(path: Path, options: list[Option]) -> dict[str, Any]:
     if not isinstance(server, dict):
         raise OptionError(f"--config {path}: server: should be a mapping, got {server!r}")
     return _settings(server, path, options)
+
+
+def _unique_keys_loader() -> Any:
+    """PyYAML's safe loader, which by itself takes the last of equal keys without a word."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            seen = set()
+            for key_node, _ in node.value:
+                if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE_TAG:
+                    if key_node.value in seen:
+                        raise yaml.constructor.ConstructorError(
+                            problem=f"key {key_node.value!r} is given twice",
+                            problem_mark=key_node.start_mark,
+                        )
+                    seen.add(key_node.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def _settings(server: dict[Any, Any], path: Path, options: list[Option]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class OptionError(ValueError):
 class Option:
     """One setting as the command line and the YAML file know it.
 
-    kind: str, int, float or bool, of the value or (many) of its items. names: the field's name,
-    then its aliases, with underscores.
+    kind: str, int, float or bool, of the value or (many) of its items. splits: a text holds items
+    with commas between them. names: the field's name, then its aliases, with underscores.
     """
 
     field: str
@@ -31,6 +31,7 @@ class Option:
     names: tuple[str, ...]
     kind: type
     many: bool
+    splits: bool
     choices: tuple[str, ...]
     default: Any
     group: str
@@ -44,8 +45,15 @@ class Option:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, (list, tuple)):
                 raise OptionError(f"{where} should be a text or a list of texts, got {value!r}")
-            return tuple(self._check_one(item, where) for item in items)
+            return tuple(part for item in items for part in self._check_item(item, where))
         return self._check_one(value, where)
+
+    def _check_item(self, item: Any, where: str) -> tuple[Any, ...]:
+        """The items that one text stands for."""
+        self._check_one(item, where)
+        if not self.splits:
+            return (item,)
+        return tuple(self._check_one(part.strip(), where) for part in item.split(","))
 
     def _check_one(self, value: Any, where: str) -> Any:
         accepted = (int, float) if self.kind is float else self.kind
@@ -92,6 +100,7 @@ def _option(field: dataclasses.Field[Any], hint: Any) -> Option:
         names=tuple(dict.fromkeys((field.name, flag, *meta["aliases"]))),
         kind=kind,
         many=many,
+        splits=meta["splits"],
         choices=choices,
         default=field.default,
         group=meta["group"],
@@ -143,7 +152,8 @@ def _parser_of(option: Option, flag: str) -> Any:
                 f"{flag} should be {_KINDS[option.kind]}, got {text!r}"
             ) from None
         try:
-            return option._check_one(value, flag)
+            check = option._check_item if option.many else option._check_one
+            return check(value, flag)
         except OptionError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

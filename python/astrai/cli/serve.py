@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from astrai import _C, env
 from astrai.cli.config import read_config
+from astrai.cli.log_format import JsonFormatter
 from astrai.cli.options import Option, OptionError, add_flags, nearest, server_options
 from astrai.server.settings import ServerSettings
 
@@ -59,11 +60,25 @@ def parse_settings(argv: Sequence[str]) -> ServerSettings:
     path = values.pop("config")
     from_file = read_config(path, options) if path is not None else {}
     from_flags = {
-        option.field: tuple(values[option.field]) if option.many else values[option.field]
+        option.field: _joined(values[option.field]) if option.many else values[option.field]
         for option in options
         if option.field in values
     }
-    return ServerSettings(**{**from_file, **from_flags})
+    return ServerSettings(**{**_from_environment(options), **from_file, **from_flags})
+
+
+def _joined(groups: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The items of a flag that was given several times."""
+    return tuple(item for group in groups for item in group)
+
+
+def _from_environment(options: list[Option]) -> dict[str, Any]:
+    """Keys, which a process list would show as flags."""
+    keys = env.api_keys()
+    if not keys:
+        return {}
+    (option,) = (option for option in options if option.field == "api_keys")
+    return {"api_keys": option.check(keys, "ASTRAI_API_KEY")}
 
 
 def _parser(options: list[Option]) -> argparse.ArgumentParser:
@@ -99,11 +114,13 @@ def _unknown_argument(argument: str, options: list[Option]) -> str:
 
 def _configure_logging(settings: ServerSettings) -> None:
     level = settings.log_level or env.log_level()
-    logging.basicConfig(
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter()
+        if settings.log_format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     # uvicorn's own start and stop lines repeat the summary.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
@@ -111,9 +128,11 @@ def _configure_logging(settings: ServerSettings) -> None:
 def _serve(settings: ServerSettings, began_s: float) -> int:
     from astrai.server import runner  # the web framework and the engine, once the flags are good
 
+    runner.check_certificate(settings)
     listener = runner.bind(settings.host, settings.port)
+    scheme = "https" if settings.ssl_certfile else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
     loaded = engine = None
     if settings.model != "none":
         loaded, engine = _load_engine(settings)

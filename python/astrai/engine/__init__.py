@@ -9,6 +9,7 @@ from __future__ import annotations
 from astrai.engine.client import EngineClient, InProcessClient
 from astrai.engine.engine import InferenceEngine
 from astrai.engine.errors import (
+    DeadlineError,
     EngineDeadError,
     EngineError,
     EngineStoppingError,
@@ -16,6 +17,7 @@ from astrai.engine.errors import (
     QueueFullError,
     RequestError,
 )
+from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection
 from astrai.engine.request import GenerationRequest, TokenEvent
 from astrai.engine.result import STOP, GenerateResult
@@ -26,6 +28,7 @@ from astrai.engine.scheduling_state import SchedulingState
 __all__ = [
     "STOP",
     "AsyncEventRouter",
+    "DeadlineError",
     "EngineClient",
     "EngineDeadError",
     "EngineError",
@@ -33,6 +36,7 @@ __all__ = [
     "GenerateResult",
     "GenerationError",
     "GenerationRequest",
+    "HistogramSnapshot",
     "InProcessClient",
     "InferenceEngine",
     "InferenceScheduler",

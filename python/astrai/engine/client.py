@@ -13,6 +13,7 @@ from typing import Protocol
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import QueueFullError, RequestError
+from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection
 from astrai.engine.request import GenerationRequest
 from astrai.engine.scheduler import InferenceScheduler
@@ -60,6 +61,10 @@ class EngineClient(Protocol):
         ...
 
     def stats(self) -> dict[str, object]: ...
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """What `EngineStats.histograms` says."""
+        ...
 
     def inspect(self) -> Future[Inspection]:
         """A look at requests, pages, prefix tree and last steps, taken between two steps.
@@ -147,6 +152,9 @@ class InProcessClient:
 
     def stats(self) -> dict[str, object]:
         return {**self._scheduler.stats(), "memory_bytes": self._memory_bytes}
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        return self._scheduler.histograms()
 
     def inspect(self) -> Future[Inspection]:
         return self._scheduler.inspect()

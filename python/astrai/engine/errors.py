@@ -7,6 +7,7 @@ the engine.
 from __future__ import annotations
 
 __all__ = [
+    "DeadlineError",
     "EngineDeadError",
     "EngineError",
     "EngineStoppingError",
@@ -39,6 +40,10 @@ class QueueFullError(EngineError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class DeadlineError(EngineError):
+    """The request did not end within the time its caller gave it; it was cancelled."""
 
 
 class EngineDeadError(EngineError):

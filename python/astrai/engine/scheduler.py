@@ -26,6 +26,7 @@ import torch
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError
+from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection, inspect_engine
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.protocols import Executor, TextStreamsLike
@@ -136,6 +137,7 @@ class InferenceScheduler:
             "active_tasks": n_active,
             "waiting_queue": n_open - n_active,
             "preemptions": self._state.n_preemptions,
+            "prefix_query_tokens": self._state.n_prefix_query_tokens,
             "prefix_hit_tokens": self._state.n_prefix_hit_tokens,
             "prefix_miss_reasons": dict(self._state.miss_reasons.copy()),
             "kv_pages": {
@@ -145,6 +147,9 @@ class InferenceScheduler:
                 "held": self._pool.n_pages - n_free - n_cached,
             },
         }
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        return self._stats.histograms()
 
     def inspect(self) -> Future[Inspection]:
         """Ask for a look between two steps. Raises EngineDeadError or EngineStoppingError, as the
@@ -267,6 +272,8 @@ class InferenceScheduler:
     def _step(self) -> None:
         began_at = time.perf_counter()
         plan: StepPlan[EngineTask] = self._state.plan()
+        for task in plan.admitted:
+            self._stats.admitted(began_at - task.submitted_at)
         deliveries: Deliveries = {}
         for task, message in plan.refused:
             self._end(task, "error", deliveries, error=message)
@@ -368,7 +375,7 @@ class InferenceScheduler:
         itl_s = None
         if n_sampled > len(self._first_tokens) and self._last_step_at is not None:
             itl_s = now - self._last_step_at
-            self._stats.decode_step(itl_s)
+            self._stats.decode_step(itl_s, n_sampled - len(self._first_tokens))
         self._log.add(plan, self._stats.n_steps, began_at, now, itl_s, ttft_s)
         self._first_tokens.clear()
         self._last_step_at = now
@@ -397,7 +404,8 @@ class InferenceScheduler:
         self._close(task, reason)
 
     def _close(self, task: EngineTask, reason: FinishReason) -> None:
-        self._stats.task_finished(reason, time.perf_counter() - task.submitted_at)
+        e2e_s = time.perf_counter() - task.submitted_at
+        self._stats.task_finished(reason, e2e_s, task.n_prompt, task.n_output)
         with self._changed:
             del self._open[task.task_id]
             if not self._open:

@@ -93,7 +93,9 @@ class SchedulingState(Generic[T]):
         self._leaving: list[T] = []  # finished, still holding a row
         self._selections: dict[Any, Any] = {}  # one object for equal ones: groups compare by id
         self._has_new_room = True  # False while the head of the queue is known not to fit
+        self._admitted: list[T] = []  # for the first time, by the plan that is being made
         self.n_preemptions = 0
+        self.n_prefix_query_tokens = 0
         self.n_prefix_hit_tokens = 0
         self.miss_reasons: Counter[str] = Counter()
 
@@ -150,7 +152,8 @@ class SchedulingState(Generic[T]):
         work = [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
         work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
-        return StepPlan(_group(work), out_of_room, refused, len(decoding))
+        admitted, self._admitted = self._admitted, []
+        return StepPlan(_group(work), out_of_room, refused, len(decoding), admitted)
 
     def cleanup(self) -> None:
         """Record the written pages of finished tasks, then release their rows."""
@@ -203,6 +206,8 @@ class SchedulingState(Generic[T]):
         if not task.is_admitted:
             task.is_admitted = True
             task.n_cached = admission.n_cached
+            self._admitted.append(task)
+            self.n_prefix_query_tokens += task.n_prefill
             self.n_prefix_hit_tokens += admission.n_cached
             self.miss_reasons[admission.miss_reason] += 1
         self.running.append(task)

@@ -1,19 +1,14 @@
-"""Counters and latency windows of the engine, as /stats shows them.
+"""Counters and latencies of the engine, as /stats and /metrics show them.
 
-Written by the scheduler's thread only; `snapshot` may run on any thread, which sees single numbers
-that belong together up to one step.
+Written by the scheduler's thread only; `snapshot` and `histograms` may run on any thread, which
+sees single numbers that belong together up to one step.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Iterable
+from astrai.engine.histogram import TOKENS, Histogram, HistogramSnapshot, Latency
 
-__all__ = ["EngineStats", "percentiles"]
-
-_WINDOW = 1024  # how many recent values a percentile looks at
-_PERCENTILES = (50, 90, 99)
+__all__ = ["EngineStats"]
 
 
 class EngineStats:
@@ -25,26 +20,34 @@ class EngineStats:
         self.n_prompt_tokens = 0
         self.n_steps = 0
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "error": 0, "cancelled": 0}
-        self._ttft_s: deque[float] = deque(maxlen=_WINDOW)
-        self._itl_s: deque[float] = deque(maxlen=_WINDOW)
-        self._duration_s: deque[float] = deque(maxlen=_WINDOW)
+        self._ttft = Latency()
+        self._itl = Latency()
+        self._queue = Latency()
+        self._e2e = Latency()
+        self._prompt_tokens = Histogram(TOKENS)
+        self._output_tokens = Histogram(TOKENS)
+
+    def admitted(self, queue_s: float) -> None:
+        """A task left the waiting queue for the first time."""
+        self._queue.observe(queue_s)
 
     def first_token(self, ttft_s: float) -> None:
-        self._ttft_s.append(ttft_s)
+        self._ttft.observe(ttft_s)
 
-    def decode_step(self, itl_s: float) -> None:
-        """The time between two steps in a row, which is the time between two tokens of each task
-        that decoded in both."""
-        self._itl_s.append(itl_s)
+    def decode_step(self, itl_s: float, n_tokens: int) -> None:
+        """The time between two steps in a row, which is the time between two tokens of each of
+        the n_tokens tasks that decoded in both."""
+        self._itl.observe(itl_s, n_tokens)
 
-    def task_finished(self, reason: str, duration_s: float) -> None:
+    def task_finished(self, reason: str, e2e_s: float, n_prompt: int, n_output: int) -> None:
         self.finished[reason] += 1
-        self._duration_s.append(duration_s)
+        self._e2e.observe(e2e_s)
+        self._prompt_tokens.observe(n_prompt)
+        self._output_tokens.observe(n_output)
 
     def mean_duration_s(self) -> float:
         """Of recent requests; 1 when there is none."""
-        durations = list(self._duration_s)
-        return sum(durations) / len(durations) if durations else 1.0
+        return self._e2e.mean(default=1.0)
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -53,15 +56,19 @@ class EngineStats:
             "prompt_tokens": self.n_prompt_tokens,
             "steps": self.n_steps,
             "finished": dict(self.finished),
-            "ttft_s": percentiles(list(self._ttft_s)),
-            "itl_s": percentiles(list(self._itl_s)),
+            "ttft_s": self._ttft.percentiles(),
+            "itl_s": self._itl.percentiles(),
+            "queue_s": self._queue.percentiles(),
+            "e2e_s": self._e2e.percentiles(),
         }
 
-
-def percentiles(values: Iterable[float]) -> dict[str, float | None]:
-    """{"p50": ..., "p90": ..., "p99": ...} by the nearest rank; None without values."""
-    ordered = sorted(values)
-    return {
-        f"p{p}": ordered[math.ceil(p / 100 * len(ordered)) - 1] if ordered else None
-        for p in _PERCENTILES
-    }
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        """Distributions since the start: latencies in seconds, lengths in tokens."""
+        return {
+            "ttft_s": self._ttft.histogram.snapshot(),
+            "itl_s": self._itl.histogram.snapshot(),
+            "queue_s": self._queue.histogram.snapshot(),
+            "e2e_s": self._e2e.histogram.snapshot(),
+            "prompt_tokens": self._prompt_tokens.snapshot(),
+            "output_tokens": self._output_tokens.snapshot(),
+        }

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from astrai.server.fields import (
     MAX_MESSAGES,
     Bounded,
+    GenerationModel,
     Nullable,
     Positive,
     Probability,
@@ -88,7 +89,7 @@ class CountTokensRequest(RequestModel):
     thinking: Thinking | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, GenerationModel):
     max_tokens: Nullable[Positive] = 1024
     temperature: Nullable[Temperature] = 1.0
     top_p: Nullable[Probability] = 1.0

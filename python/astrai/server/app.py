@@ -13,7 +13,7 @@ from astrai.engine import InferenceEngine
 from astrai.server import generation_routes, inspector_routes, page_routes, service_routes
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import install_error_handlers
-from astrai.server.metrics import HttpMetrics
+from astrai.server.metrics import ServerMetrics
 from astrai.server.middleware import Gate
 from astrai.server.openapi import install_openapi
 from astrai.server.settings import ServerSettings
@@ -47,21 +47,24 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     app.state.engine_link = None
     app.state.draining = False
     app.state.started = int(time.time())
-    app.state.metrics = HttpMetrics()
+    app.state.metrics = ServerMetrics(
+        engine.client if engine is not None else None, settings.served_model_name
+    )
     app.include_router(generation_routes.router)
     app.include_router(service_routes.router)
     app.include_router(inspector_routes.router)
     app.include_router(page_routes.router)
     install_error_handlers(app)
     install_openapi(app)
-    app.add_middleware(Gate, settings=settings, metrics=app.state.metrics)
+    app.add_middleware(Gate, settings=settings, metrics=app.state.metrics.http)
     if settings.cors_origins:
         # Outside the gate: a browser's preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "request-id"],
+            allow_credentials=settings.cors_credentials,
+            expose_headers=["x-request-id", "request-id", "retry-after"],
         )
     return app

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
+from astrai.server.access_log import access_record
 from astrai.server.errors import ApiError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -23,11 +24,25 @@ _MAX_DETAILS = 16  # a body may hold millions of faults; an answer names the fir
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
-    """The request's JSON body as `model`. Raises ApiError 422 (or 413 from the size limit)."""
+    """The request's JSON body as `model`. Raises ApiError 415, 422 (or 413 by the size limit)."""
     raw = await request.body()
+    access_record(request).read(raw)
+    _check_content_type(request.headers.get("content-type", ""))
     if len(raw) > _INLINE_BYTES:
         return await run_in_threadpool(parse_model, raw, model)
     return parse_model(raw, model)
+
+
+def _check_content_type(content_type: str) -> None:
+    """A page in a browser may send any other type, or none, to any server without asking it."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise ApiError(
+            415,
+            f"the content type is {media_type[:64]!r}; send JSON with the header "
+            "Content-Type: application/json",
+            code="unsupported_media_type",
+        )
 
 
 def parse_model(raw: bytes, model: type[Model]) -> Model:

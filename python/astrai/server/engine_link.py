@@ -184,16 +184,30 @@ class EngineLink:
 
     # generation -------------------------------------------------------------------------------
 
-    def generate(self, requests: list[GenerationRequest]) -> EventBatches:
-        """Submit all requests; closing the result cancels what is not finished.
+    def deadline_at(self, deadline_ms: int | None, age_s: float) -> float | None:
+        """When a request that arrived age_s ago has to end, by the loop's clock; None for never.
+
+        The request's own limit and the server's count from the arrival; the earlier one holds.
+        """
+        limits = [self.settings.request_timeout_s, deadline_ms and deadline_ms / 1000]
+        seconds = min((limit for limit in limits if limit is not None), default=None)
+        return None if seconds is None else asyncio.get_running_loop().time() + seconds - age_s
+
+    def generate(
+        self, requests: list[GenerationRequest], deadline_at: float | None = None
+    ) -> EventBatches:
+        """Submit all requests; closing the result cancels what is not finished, and so does the
+        deadline.
 
         Raises ApiError from its first batch on; nothing is left running then.
         """
-        return _merge([self._stream(request) for request in requests])
+        return _merge([self._stream(request, deadline_at) for request in requests])
 
-    async def _stream(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
+    async def _stream(
+        self, request: GenerationRequest, deadline_at: float | None
+    ) -> AsyncGenerator[TokenEvent, None]:
         try:
-            async with aclosing(self._router.stream(request)) as events:
+            async with aclosing(self._router.stream(request, deadline_at)) as events:
                 async for event in events:
                     yield event
         except engine_errors.RequestError as error:
@@ -201,6 +215,13 @@ class EngineLink:
         except engine_errors.QueueFullError as error:
             raise ApiError(
                 429, str(error), code="queue_full", retry_after_s=error.retry_after_s
+            ) from None
+        except engine_errors.DeadlineError:
+            raise ApiError(
+                504,
+                "the answer did not end before the request's deadline and was given up",
+                code="deadline_exceeded",
+                is_final=True,
             ) from None
         except engine_errors.EngineStoppingError:
             raise ApiError(

@@ -13,11 +13,17 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 log = logging.getLogger("astrai.server")
 
 ANTHROPIC_PREFIX = "/v1/messages"
-_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    504: "timeout_error",
+}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -26,6 +32,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -33,6 +40,7 @@ class ApiError(Exception):
     """An answer other than 200.
 
     detail: what FastAPI's clients read; the message when left out. retry_after_s sets Retry-After.
+    is_final tells the official clients not to send the same request again.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class ApiError(Exception):
         param: str | None = None,
         detail: list[dict[str, Any]] | None = None,
         retry_after_s: float | None = None,
+        is_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -52,6 +61,7 @@ class ApiError(Exception):
         self.param = param
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.is_final = is_final
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -61,6 +71,13 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 def not_loaded() -> ApiError:
     return ApiError(503, "Engine not initialized", code="engine_not_initialized")
+
+
+def route_path(scope: Scope) -> str:
+    """The path as the routes name it: without the root path, if a proxy has left it there."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 def is_anthropic(path: str) -> bool:
@@ -98,6 +115,8 @@ def error_response(
     merged = dict(headers or {})
     if error.retry_after_s is not None:
         merged["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if error.is_final:
+        merged["x-should-retry"] = "false"
     return Response(
         orjson.dumps(error_body(path, error)),
         status_code=error.status,
@@ -108,7 +127,7 @@ def error_response(
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(request.url.path, error)
+    return error_response(route_path(request.scope), error)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -121,7 +140,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{request.method} is not allowed on this route; use {allowed}"
     return error_response(
-        request.url.path, ApiError(error.status_code, message), headers=error.headers
+        route_path(request.scope), ApiError(error.status_code, message), headers=error.headers
     )
 
 

@@ -126,6 +126,7 @@ RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 TopK = Annotated[int, Field(ge=-1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
+DeadlineMs = Annotated[int, Field(ge=1, le=86_400_000)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
@@ -135,7 +136,16 @@ class StreamOptions(RequestModel):
     include_usage: bool | None = None
 
 
-class SamplingFields(RequestModel):
+class GenerationModel(RequestModel):
+    """Base of the bodies that ask for generated text, in every protocol.
+
+    deadline_ms: time from the request's arrival after which its answer is of no use any more.
+    """
+
+    deadline_ms: DeadlineMs | None = None
+
+
+class SamplingFields(GenerationModel):
     """Sampling beyond what a protocol names itself; the same in both OpenAI routes."""
 
     presence_penalty: Nullable[Penalty] = 0.0

@@ -5,23 +5,24 @@ Plain ASGI: nothing is buffered and the connection's `receive` stays readable fo
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import secrets
-import time
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astrai.server.errors import ApiError, error_response
+from astrai.server.access_log import AccessRecord
+from astrai.server.api_keys import KeyRing
+from astrai.server.errors import ApiError, error_response, route_path
 from astrai.server.metrics import HttpMetrics
 from astrai.server.settings import ServerSettings
 
-_PARAMETER = re.compile(r"{(\w+)[^}]*}")  # of a route's path: {name} or {name:converter}
-access_log = logging.getLogger("astrai.access")
 log = logging.getLogger("astrai.server")
+
+_PARAMETER = re.compile(r"{(\w+)[^}]*}")  # of a route's path: {name} or {name:converter}
+# An id that a client chose goes into a header and a log line, so it is short and plain.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 # Liveness probes carry no key; the page at / and its files hold no data.
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
@@ -36,95 +37,81 @@ class Gate:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: HttpMetrics) -> None:
         self._app = app
-        self._keys = [key.encode() for key in settings.api_keys]
-        self._metrics_public = settings.metrics_public
-        self._max_body_bytes = settings.max_body_bytes
+        self._keys = KeyRing(settings.api_keys)
+        self._settings = settings
         self._metrics = metrics
+        root = (settings.root_path or "").strip("/")
+        self._root_path = f"/{root}" if root else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, send)
+        # HEAD is served as the GET it stands for; the HTTP server leaves the body out.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "root_path": self._root_path}
+        record = AccessRecord(scope, _request_id(scope), self._settings.log_prompts)
+        exchange = _Exchange(scope, send, record)
         try:
             if self._is_allowed(scope):
-                limited = _LimitedBody(scope, receive, self._max_body_bytes)
+                limited = _LimitedBody(scope, receive, self._settings.max_body_bytes)
                 await self._app(scope, limited, exchange.send)
             else:
-                await exchange.refuse(
-                    receive, ApiError(401, "missing or wrong API key", code="invalid_api_key")
-                )
+                error = ApiError(401, "missing or wrong API key", code="invalid_api_key")
+                await exchange.refuse(receive, error)
         except ClientDisconnect:
-            exchange.status = exchange.status or 499
+            record.status = record.status or 499
         except Exception:
-            log.exception("request %s failed", exchange.request_id)
-            if exchange.status is None:
+            log.exception("request %s failed", record.request_id)
+            if record.status is None:
                 await exchange.refuse(receive, ApiError(500, "internal server error"))
         finally:
             exchange.finish(self._metrics)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        path = scope["path"]
-        if not self._keys or path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
+        path = route_path(scope)
+        if path in OPEN_PATHS or path.startswith(OPEN_PREFIX):
             return True
-        if path == "/metrics" and self._metrics_public:
+        if path == "/metrics" and self._settings.metrics_public:
             return True
-        headers = dict(scope["headers"])
-        given = headers.get(b"x-api-key", b"")
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and token:
-            given = token.strip()
-        # Every key is compared, so that the time tells nothing. No key given is none of them.
-        return given != b"" and sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+        return self._keys.admits(scope)
 
 
 class _Exchange:
     """One request and its answer: adds the id headers, keeps what the log and metrics need."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
-        self.request_id = f"req_{secrets.token_hex(12)}"
-        self.status: int | None = None
+    def __init__(self, scope: Scope, send: Send, record: AccessRecord) -> None:
         self._scope = scope
         self._send = send
-        self._start_s = time.monotonic()
-        self._first_byte_s: float | None = None
+        self._record = record
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self._record.status = message["status"]
             # The two names that the official clients read.
-            value = self.request_id.encode()
+            value = self._record.request_id.encode()
             headers = [
                 *message.get("headers", ()),
                 (b"x-request-id", value),
                 (b"request-id", value),
             ]
             message = {**message, "headers": headers}
-        elif self._first_byte_s is None:
-            self._first_byte_s = time.monotonic() - self._start_s
+        else:
+            self._record.wrote()
         await self._send(message)
 
     async def refuse(self, receive: Receive, error: ApiError) -> None:
         headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
-        response = error_response(self._scope["path"], error, headers)
+        response = error_response(route_path(self._scope), error, headers)
         await response(self._scope, receive, self.send)
 
     def finish(self, metrics: HttpMetrics) -> None:
-        total_s = time.monotonic() - self._start_s
-        status = self.status or 499
+        record = self._record
         pattern = getattr(self._scope.get("route"), "path", None) or "other"
         # Braces are legal in a label, but simple readers of the format stop at the first one.
         route = _PARAMETER.sub(r":\1", pattern)
-        metrics.observe(route, status, self._first_byte_s, total_s)
-        # The path alone: no query, no body, no prompt.
-        access_log.info(
-            "%s %s %d %.0f ms %s",
-            self._scope["method"],
-            _printable(self._scope["path"]),
-            status,
-            total_s * 1000,
-            self.request_id,
-        )
+        metrics.observe(route, record.status or 499, record.first_byte_s, record.seconds())
+        record.write()
 
 
 class _LimitedBody:
@@ -158,6 +145,9 @@ class _LimitedBody:
             n_bytes += len(message.get("body", b""))
 
 
-def _printable(path: Any) -> str:
-    """A path for one log line: control characters escaped, length bounded."""
-    return "".join(ch if ch.isprintable() else "?" for ch in path[:200])
+def _request_id(scope: Scope) -> str:
+    """The client's own id when it is short and plain, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value.decode())
+    return f"req_{secrets.token_hex(12)}"

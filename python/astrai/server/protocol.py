@@ -12,23 +12,24 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
 from astrai.engine import GenerationRequest, TokenEvent
 from astrai.sampling import SamplingParams, TokenLogprob
+from astrai.server.access_log import access_record
 from astrai.server.answer import Answer
 from astrai.server.body import read_model
 from astrai.server.disconnect import ClientGone, DisconnectWatch
 from astrai.server.engine_link import EngineLink, EventBatches
 from astrai.server.errors import ApiError, not_loaded
+from astrai.server.fields import GenerationModel
 from astrai.server.sse import encode_json
 from astrai.server.streaming import EventStream
 
 log = logging.getLogger("astrai.server")
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
+RequestT = TypeVar("RequestT", bound=GenerationModel)
 
 # The template's own beginning is cached after the first chat; told in each usage, it would make the
 # counts of two equal short requests differ. Smaller hits are in /stats only.
@@ -128,11 +129,18 @@ class ProtocolHandler(Generic[RequestT]):
     """Serves one request. Errors before the first byte are raised as ApiError."""
 
     def __init__(
-        self, request: RequestT, engine: EngineLink, builder: ResponseBuilder[RequestT]
+        self,
+        request: RequestT,
+        engine: EngineLink,
+        builder: ResponseBuilder[RequestT],
+        age_s: float = 0.0,
     ) -> None:
+        """age_s: how long ago the request arrived, which counts against its deadline."""
+        self.choices: list[Choice] = []  # as far as they have come
         self._request = request
         self._engine = engine
         self._builder = builder
+        self._deadline_at = engine.deadline_at(request.deadline_ms, age_s)
 
     async def handle(self, watch: DisconnectWatch) -> Response:
         """The answer. An EventStream owns `watch` from here on. Raises ClientGone, ApiError."""
@@ -142,7 +150,8 @@ class ProtocolHandler(Generic[RequestT]):
         engine = self._engine
         prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
         choices, requests = self._expand(prompts, ctx, stops)
-        batches = engine.generate(requests)
+        self.choices = choices
+        batches = engine.generate(requests, self._deadline_at)
         if ctx.stream:
             return await self._handle_stream(batches, ctx, choices, watch)
         return await self._handle_non_stream(batches, ctx, choices)
@@ -242,14 +251,17 @@ async def serve_protocol(
     body = await read_model(request, model)
     engine = require_engine(request)
     watch = DisconnectWatch(request.receive)
+    record = access_record(request)
+    handler = ProtocolHandler(body, engine, builder, record.seconds())
     streaming = False
     try:
-        response = await ProtocolHandler(body, engine, builder).handle(watch)
+        response = await handler.handle(watch)
         streaming = isinstance(response, EventStream)
         return response
     except ClientGone:
         return Response(status_code=499)  # nobody reads it; the access log does
     finally:
+        record.outcomes = handler.choices
         if not streaming:
             watch.close()
 

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -46,6 +47,38 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def check_certificate(settings: ServerSettings) -> None:
+    """Reads the TLS files, so that a bad one is known before a model is loaded.
+
+    Raises ValueError naming the flag.
+    """
+    if settings.ssl_certfile is None:
+        if settings.ssl_keyfile is not None:
+            raise ValueError("--ssl-keyfile is given without --ssl-certfile; HTTPS needs both")
+        return
+    for flag, name in (
+        ("--ssl-certfile", settings.ssl_certfile),
+        ("--ssl-keyfile", settings.ssl_keyfile),
+    ):
+        if name is not None and not os.access(name, os.R_OK):
+            raise ValueError(f"{flag} {name}: no such file, or it cannot be read")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.ssl_certfile, settings.ssl_keyfile, password=_no_passphrase
+        )
+    except (ssl.SSLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ValueError(
+            f"--ssl-certfile {settings.ssl_certfile}: not a PEM certificate and the private key "
+            f"that belongs to it, without a passphrase ({reason})"
+        ) from None
+
+
+def _no_passphrase() -> str:
+    # Without a callback OpenSSL would ask on the terminal.
+    return ""
+
+
 def run(
     app: FastAPI, engine: InferenceEngine | None, settings: ServerSettings, listener: socket.socket
 ) -> None:
@@ -58,6 +91,8 @@ def run(
         lifespan="on",
         ws="none",
         backlog=_BACKLOG,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_keyfile=settings.ssl_keyfile,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _GRACE_S,
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from astrai.server.body import read_model
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request
-from astrai.server.metrics import CONTENT_TYPE
 from astrai.server.openai_chat import check_tools
 from astrai.server.openai_common import check_token_ids
 from astrai.server.openai_models import template_message
@@ -55,9 +55,9 @@ async def stats(request: Request) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    link: EngineLink | None = request.app.state.engine_link
-    text = request.app.state.metrics.render(link.stats() if link is not None else {})
-    return Response(text, media_type=CONTENT_TYPE)
+    accept = request.headers.get("accept", "")
+    text, content_type = await run_in_threadpool(request.app.state.metrics.render, accept)
+    return Response(text, headers={"content-type": content_type})
 
 
 @router.get("/v1/models")

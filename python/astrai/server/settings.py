@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MODEL, ENGINE, NETWORK, LIMITS = "model", "engine", "network", "limits"
+MODEL, ENGINE, NETWORK, LOGS, LIMITS = "model", "engine", "network", "logs", "limits"
 
 
 def _setting(
@@ -22,10 +22,12 @@ def _setting(
     maximum: float | None = None,
     aliases: tuple[str, ...] = (),
     flag: str | None = None,
+    splits: bool = False,
 ) -> Any:
     """A dataclass field with its help group, help text and bounds.
 
-    flag names the command-line flag where it differs from the field's name.
+    flag names the command-line flag where it differs from the field's name. splits: a text may
+    hold several items with commas between them.
     """
     metadata: Mapping[str, Any] = {
         "group": group,
@@ -34,6 +36,7 @@ def _setting(
         "maximum": maximum,
         "aliases": aliases,
         "flag": flag,
+        "splits": splits,
     }
     return field(default=default, metadata=metadata)
 
@@ -89,17 +92,32 @@ class ServerSettings:
     api_keys: tuple[str, ...] = _setting(
         (),
         NETWORK,
-        "a key that requests must carry; may be given several times",
+        "a key that requests must carry; several with commas or by repeating the flag; "
+        "left out: ASTRAI_API_KEY",
         flag="api_key",
         aliases=("api_key",),
+        splits=True,
     )
     metrics_public: bool = _setting(False, NETWORK, "serve /metrics without a key")
     cors_origins: tuple[str, ...] = _setting(
         (),
         NETWORK,
-        "origin whose pages may call the API; may be given several times",
+        "origin whose pages may call the API; several as for --api-key; '*': any",
         flag="cors_origin",
         aliases=("cors_origin",),
+        splits=True,
+    )
+    cors_credentials: bool = _setting(
+        False, NETWORK, "let pages of those origins send cookies and the browser's credentials"
+    )
+    root_path: str | None = _setting(
+        None, NETWORK, "path under which a proxy serves this server, such as /llm"
+    )
+    ssl_certfile: str | None = _setting(
+        None, NETWORK, "PEM file of the certificate chain; serves HTTPS"
+    )
+    ssl_keyfile: str | None = _setting(
+        None, NETWORK, "PEM file of the private key; left out: it is in --ssl-certfile"
     )
     drain_timeout_s: float = _setting(
         5.0,
@@ -108,10 +126,24 @@ class ServerSettings:
         minimum=0,
         maximum=3600,
     )
+
     log_level: Literal["debug", "info", "warning", "error"] | None = _setting(
-        None, NETWORK, "least severe message logged; left out: ASTRAI_LOG_LEVEL, else info"
+        None, LOGS, "least severe message logged; left out: ASTRAI_LOG_LEVEL, else info"
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "text", LOGS, "form of a log line; json: one object a line"
+    )
+    log_prompts: bool = _setting(
+        False, LOGS, "put the bodies of requests, which hold the prompts, into the access log"
     )
 
+    request_timeout_s: float | None = _setting(
+        None,
+        LIMITS,
+        "seconds from a request's arrival to the end of its answer; left out: no limit",
+        minimum=0.001,
+        maximum=86400,
+    )
     max_body_bytes: int = _setting(
         4 * 1024 * 1024, LIMITS, "bytes of a request body; more is answered 413", minimum=1024
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from astrai import env
 from astrai.cli.options import OptionError, server_options
 from astrai.cli.serve import main, parse_settings
 from astrai.server import ServerSettings
@@ -73,6 +74,39 @@ def test_keys_may_be_given_several_times(tmp_path: Path) -> None:
     assert parse_settings(["-c", path]).metrics_public
     overridden = parse_settings(["-c", path, "--api-key", "e", "--no-metrics-public"])
     assert overridden.api_keys == ("e",) and not overridden.metrics_public
+    assert parse_settings(["--api-key", "a, b", "--api-key=c"]).api_keys == ("a", "b", "c")
+    assert parse_settings(["--cors-origin", "https://a,https://b"]).cors_origins == (
+        "https://a",
+        "https://b",
+    )
+    assert parse_settings(["-c", write(tmp_path, "server: {api_key: 'a,b'}")]).api_keys == (
+        "a",
+        "b",
+    )
+
+
+def test_keys_come_from_the_environment_unless_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAI_API_KEY", "one,two")
+    env.reload()
+    try:
+        assert parse_settings([]).api_keys == ("one", "two")
+        assert parse_settings(["--api-key", "three"]).api_keys == ("three",)
+        path = write(tmp_path, "server: {api_keys: [four]}")
+        assert parse_settings(["-c", path]).api_keys == ("four",)
+        monkeypatch.setenv("ASTRAI_API_KEY", "one,,two")
+        env.reload()
+        with pytest.raises(OptionError, match="ASTRAI_API_KEY is empty"):
+            parse_settings([])
+    finally:
+        monkeypatch.undo()
+        env.reload()
+
+
+def test_a_yaml_merge_is_no_duplicate(tmp_path: Path) -> None:
+    text = "runtime: &base {port: 1}\nserver:\n  <<: *base\n  port: 2\n"
+    assert parse_settings(["-c", write(tmp_path, text)]).port == 2
 
 
 def test_the_docker_sample_is_the_specification_s() -> None:
@@ -97,6 +131,9 @@ def test_the_docker_sample_is_the_specification_s() -> None:
         ("server: {api_keys: ['a', '']}", ["server.api_keys", "empty"]),
         ("server: {host: ''}", ["server.host", "empty"]),
         ("server: {model: a, param_path: b}", ["twice"]),
+        ("server: {port: 1, host: a, port: 2}", ["'port' is given twice", "line 1"]),
+        ("server: {port: 1}\nserver: {host: a}", ["'server' is given twice", "line 2"]),
+        ("server: {api_key: 'a,,b'}", ["server.api_key", "empty"]),
         ("server: {port: 1", ["not valid YAML"]),
         ("server: !!python/object/apply:os.getcwd []", ["not valid YAML"]),
     ],
@@ -128,7 +165,16 @@ def test_a_bad_argument_is_an_error_with_a_remedy(
 
 @pytest.mark.parametrize(
     "argv",
-    [["--port", "x"], ["--port", "-1"], ["--dtype", "int8"], ["--api-key="], ["--model", ""]],
+    [
+        ["--port", "x"],
+        ["--port", "-1"],
+        ["--dtype", "int8"],
+        ["--api-key="],
+        ["--api-key", "a,,b"],
+        ["--model", ""],
+        ["--log-format", "xml"],
+        ["--request-timeout-s", "0"],
+    ],
 )
 def test_a_bad_value_ends_with_status_2(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as info:
@@ -140,6 +186,6 @@ def test_help_has_groups_and_defaults(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--help"])
     text = capsys.readouterr().out
-    for group in ("model:", "engine:", "network:", "limits:"):
+    for group in ("model:", "engine:", "network:", "logs:", "limits:"):
         assert f"\n{group}\n" in text
     assert "(default 8000)" in text and "--param-path" in text

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 
 import astrai
 
@@ -35,7 +38,9 @@ sys.exit(serve.main())
 """
 
 
-def start(log: Path, *argv: str, command: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+def start(
+    log: Path, *argv: str, command: list[str], verify: ssl.SSLContext | bool = True
+) -> tuple[subprocess.Popen[bytes], str]:
     """A started server that writes to log, and its URL, read from the summary."""
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -46,9 +51,9 @@ def start(log: Path, *argv: str, command: list[str]) -> tuple[subprocess.Popen[b
         )
     for _ in range(600):
         assert process.poll() is None, log.read_text()
-        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+        if found := re.search(r"https?://127\.0\.0\.1:\d+", log.read_text()):
             with contextlib.suppress(httpx.ConnectError):
-                httpx.get(found.group() + "/health")
+                httpx.get(found.group() + "/health", verify=verify)
                 return process, found.group()
         time.sleep(0.05)
     raise AssertionError(log.read_text())
@@ -128,6 +133,64 @@ def test_it_starts_without_a_model(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_it_serves_https_with_a_certificate(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    issued.private_key_pem.write_to_path(str(key))
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    files = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key)]
+    process, url = start(
+        tmp_path / "log", *files, "--model", "none", command=["-c", WITH_FAKE], verify=trusting
+    )
+    try:
+        assert url.startswith("https://")
+        assert httpx.get(url + "/health", verify=trusting).status_code == 200
+        with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
+            httpx.get(url + "/health")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https", "http") + "/health")
+        assert httpx.get(url + "/health", verify=trusting).status_code == 200
+    finally:
+        process.kill()
+        process.wait()
+    done = run("--model", "none", "--ssl-certfile", str(cert))
+    assert done.returncode == 1 and "private key" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "files, words",
+    [
+        (["--ssl-keyfile", __file__], ["--ssl-certfile"]),
+        (["--ssl-certfile", "/no/cert.pem"], ["--ssl-certfile", "/no/cert.pem"]),
+        (["--ssl-certfile", __file__], ["not a PEM certificate"]),
+    ],
+)
+def test_bad_tls_files_are_named(files: list[str], words: list[str]) -> None:
+    done = run("--model", "none", "--port", "0", *files)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_json_log_is_one_object_a_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process, url = start(log, "--log-format", "json", "--model", "none", command=["-c", WITH_FAKE])
+    try:
+        httpx.get(url + "/v1/models/a%0Ab", headers={"x-request-id": "mine"})
+        process.send_signal(signal.SIGTERM)
+        process.wait(10)
+    finally:
+        process.kill()
+        process.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    assert all({"time", "level", "logger"} <= line.keys() for line in lines)
+    asked = {line["request_id"]: line for line in lines if "request_id" in line}
+    assert asked["mine"]["status"] in (404, 503) and asked["mine"]["method"] == "GET"
+    assert any("draining" in line.get("message", "") for line in lines)
 
 
 def run(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -18,9 +18,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from astrai.engine import GenerationRequest, Inspection, TokenEvent
+from astrai.engine import GenerationRequest, HistogramSnapshot, Inspection, TokenEvent
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError, RequestError
 from astrai.engine.inspection import PageCounts, RequestView
+from astrai.engine.stats import EngineStats
 from astrai.engine.step_log import StepRecord
 from astrai.sampling import TokenLogprob
 from astrai.text import ChatTemplate, Tokenizer
@@ -88,6 +89,7 @@ class FakeClient:
         self.n_inspections = 0
         self.n_cancelled = 0  # requests that ended so, since the last reset
         self._cancelled: set[str] = set()
+        self._counters = EngineStats()
         self._n_active = 0
         self._n_tasks = 0
         self._n_tokens = 0
@@ -122,12 +124,21 @@ class FakeClient:
 
     def stats(self) -> dict[str, Any]:
         return {
+            **self._counters.snapshot(),
             "total_tasks": self._n_tasks,
             "total_tokens": self._n_tokens,
             "active_tasks": self._n_active,
             "waiting_queue": 0,
-            "ttft_s": {"p50": None, "p90": 0.25},
+            "preemptions": 0,
+            "prefix_query_tokens": 8,
+            "prefix_hit_tokens": 4,
+            "prefix_miss_reasons": {"none": 1},
+            "kv_pages": {"total": 4, "free": 1, "cached": 1, "held": 2},
+            "memory_bytes": {"kv_cache": 1024},
         }
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        return self._counters.histograms()
 
     def inspect(self) -> Future[Inspection]:
         """One running request, and a tree of one edge whose text is the prompt of the last one."""
@@ -170,6 +181,7 @@ class FakeClient:
         finally:
             with self._lock:
                 self._n_active -= 1
+                self._counters.task_finished("length", 0.03, len(request.prompt_ids), 2)
 
     def _generate(
         self,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from astrai.cli.bench.client import Answer
-from astrai.engine.stats import percentiles
+from astrai.engine.histogram import percentiles
 
 __all__ = ["figures", "table"]
 
