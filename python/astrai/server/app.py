@@ -32,6 +32,8 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         link = EngineLink(engine, settings) if engine is not None else None
         app.state.engine_link = link
+        if link is not None:
+            app.state.metrics.watch(link, settings.served_model_name)
         yield
         app.state.engine_link = None
         if link is not None:
@@ -47,9 +49,7 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     app.state.engine_link = None
     app.state.draining = False
     app.state.started = int(time.time())
-    app.state.metrics = ServerMetrics(
-        engine.client if engine is not None else None, settings.served_model_name
-    )
+    app.state.metrics = ServerMetrics()
     app.include_router(generation_routes.router)
     app.include_router(service_routes.router)
     app.include_router(inspector_routes.router)

@@ -10,7 +10,13 @@ from contextlib import aclosing
 from functools import cached_property
 from typing import Any, TypeVar
 
-from astrai.engine import AsyncEventRouter, GenerationRequest, InferenceEngine, TokenEvent
+from astrai.engine import (
+    AsyncEventRouter,
+    GenerationRequest,
+    HistogramSnapshot,
+    InferenceEngine,
+    TokenEvent,
+)
 from astrai.engine import errors as engine_errors
 from astrai.server.answer import ChatDialect
 from astrai.server.errors import ApiError, bad_request
@@ -238,6 +244,9 @@ class EngineLink:
     def stats(self) -> dict[str, Any]:
         """The engine's counters, and the tool calls that were returned as text, by reason."""
         return {**self.engine.client.stats(), "total_tool_call_faults": dict(self._call_faults)}
+
+    def histograms(self) -> dict[str, HistogramSnapshot]:
+        return self.engine.client.histograms()
 
 
 async def _merge(streams: list[AsyncGenerator[TokenEvent, None]]) -> EventBatches:

@@ -21,8 +21,9 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from astrai.engine import EngineClient, HistogramSnapshot
+from astrai.engine import HistogramSnapshot
 from astrai.engine.histogram import SECONDS, Histogram
+from astrai.server.engine_link import EngineLink
 
 _MODEL = "model_name"
 _OPENMETRICS = "application/openmetrics-text"
@@ -49,6 +50,12 @@ _LABELLED_COUNTERS = (
         "prefix_cache_lookups",
         "Lookups in the prefix cache by why they ended.",
         "prefix_miss_reasons",
+        "reason",
+    ),
+    (
+        "tool_call_faults",
+        "Tool calls of a model that were returned as text.",
+        "total_tool_call_faults",
         "reason",
     ),
 )
@@ -101,12 +108,12 @@ class HttpMetrics(Collector):
 class EngineCollector(Collector):
     """The engine's numbers, each with the name of the served model as a label."""
 
-    def __init__(self, client: EngineClient, model_name: str) -> None:
-        self._client = client
+    def __init__(self, link: EngineLink, model_name: str) -> None:
+        self._link = link
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        stats: Mapping[str, Any] = self._client.stats()
+        stats: Mapping[str, Any] = self._link.stats()
         labels, values = (_MODEL,), (self._model_name,)
         for name, text, key in _GAUGES:
             gauge = GaugeMetricFamily(f"astrai_{name}", text, labels=labels)
@@ -128,7 +135,7 @@ class EngineCollector(Collector):
         for part, n_bytes in stats["memory_bytes"].items():
             memory.add_metric((self._model_name, part), n_bytes)
         yield memory
-        histograms = self._client.histograms()
+        histograms = self._link.histograms()
         for name, text, key in _HISTOGRAMS:
             family = HistogramMetricFamily(f"astrai_{name}", text, labels=labels)
             _add_histogram(family, values, histograms[key])
@@ -153,13 +160,15 @@ class EngineCollector(Collector):
 class ServerMetrics:
     """The registry of one application."""
 
-    def __init__(self, client: EngineClient | None, model_name: str) -> None:
+    def __init__(self) -> None:
         self.http = HttpMetrics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self.http)
-        if client is not None:
-            self._registry.register(EngineCollector(client, model_name))
         ProcessCollector(registry=self._registry)
+
+    def watch(self, link: EngineLink, model_name: str) -> None:
+        """Show an engine's numbers too."""
+        self._registry.register(EngineCollector(link, model_name))
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The samples and their content type, in the format that the Accept header asks for."""

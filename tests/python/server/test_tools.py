@@ -285,7 +285,8 @@ def test_what_is_no_call_stays_text_and_is_flagged(
     assert chunks_of(raw)[-2]["tool_call_faults"] == [fault]
     after = live.http.get("/stats").json()["total_tool_call_faults"][fault["reason"]]
     assert after == before + 4
-    metric = f"astrai_total_tool_call_faults_{fault['reason']} {after}"
+    labels = f'model_name="astrai",reason="{fault["reason"]}"'
+    metric = f"astrai_tool_call_faults_total{{{labels}}} {after:.1f}"
     assert metric in live.http.get("/metrics").text
 
 
