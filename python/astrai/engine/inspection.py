@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from astrai.engine.engine_task import EngineTask
 from astrai.engine.scheduling_state import HostPool, SchedulingState
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Inspection", "PageCounts", "RequestView", "inspect_engine"]
 
-_MAX_REQUESTS = 128
-_MAX_EDGES = 192
+_MAX_REQUESTS = 64
+_MAX_EDGES = 128
 _MAX_EDGE_IDS = 48  # token ids told of each edge
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """An open request. n_written: tokens whose KV is there; it prefills until that is n_prefill.
 
     n_cached: prompt tokens found in the prefix cache; 0 until it is admitted."""

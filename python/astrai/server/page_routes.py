@@ -58,12 +58,12 @@ def _files() -> dict[str, _File]:
     return files
 
 
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def index(request: Request) -> Response:
     return _answer(request, _INDEX)
 
 
-@router.api_route("/static/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/static/{name:path}", include_in_schema=False)
 async def static_file(request: Request, name: str) -> Response:
     return _answer(request, name)
 

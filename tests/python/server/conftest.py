@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -11,8 +12,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from browser import Browser, Page, chromium, find_chromium
 from fake_engine import FakeEngine, FakeScript
 from live_server import Live
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astrai.server import ServerSettings, create_app
 
@@ -22,11 +25,12 @@ def start_server() -> Iterator[Callable[..., Live]]:
     """A function that starts servers; all stop at the end of the session."""
     started: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: FakeEngine | None, **settings: Any) -> Live:
+    def start(engine: FakeEngine | None, proxy_path: str = "", **settings: Any) -> Live:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         app = create_app(engine, ServerSettings(**settings))  # type: ignore[arg-type]
-        config = uvicorn.Config(app, log_level="warning", lifespan="on", ws="none")
+        served = _behind(app, proxy_path) if proxy_path else app
+        config = uvicorn.Config(served, log_level="warning", lifespan="on", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
@@ -43,6 +47,18 @@ def start_server() -> Iterator[Callable[..., Live]]:
         client.close()
         server.should_exit = True
         thread.join(10)
+
+
+def _behind(app: ASGIApp, path: str) -> ASGIApp:
+    """The app as a proxy shows it that serves it under a path and takes that off."""
+
+    async def proxied(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            assert scope["path"].startswith(path + "/"), scope["path"]
+            scope = {**scope, "path": scope["path"].removeprefix(path)}
+        await app(scope, receive, send)
+
+    return proxied
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +81,24 @@ def live(_shared: Live) -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def unloaded(start_server: Callable[..., Live]) -> Live:
     return start_server(None)
+
+
+@pytest.fixture(scope="session")
+def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_chromium()
+    if program is None:
+        reason = "needs a Chromium on PATH (Debian: apt-get install chromium)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with chromium(program, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(_browser: Browser) -> Iterator[Page]:
+    """A fresh tab. The test ends with no error on its console, unless it took it off the list."""
+    with _browser.page() as page:
+        yield page
+        page.run("1")  # takes in what the browser has said until now
+        assert page.problems == []

@@ -17,8 +17,8 @@ const PLOTS = [
   { name: "tokens", title: "Throughput", unit: "tok/s", note: "Generated tokens of all requests" },
 ];
 const STRIPS = [
-  { title: "Prefill tokens", name: "prefill", of: (step) => step.prefill_tokens, unit: "tokens" },
-  { title: "Decoding requests", name: "decode", of: (step) => step.decode_rows, unit: "rows" },
+  { title: "Prefill tokens", name: "prefill", of: (step) => step.prefill_tokens, unit: "" },
+  { title: "Decoding requests", name: "decode", of: (step) => step.decode_rows, unit: "" },
   { title: "Duration", name: "duration", of: (step) => step.duration_s * 1000, unit: "ms" },
 ];
 
@@ -117,6 +117,7 @@ export class Inspector {
       ["Running", look.running.toLocaleString("en")],
       ["Waiting", look.waiting.toLocaleString("en")],
       ["Tokens/s", number(history.recent("tokens", look.now_s) ?? 0)],
+      ["First token", shownMs(history.recent("ttft", look.now_s, 60))],
       ["Step", shownMs(history.recent("step", look.now_s))],
       ["KV pages held", `${number(used * 100)} %`],
     ];
@@ -172,7 +173,7 @@ function drawRequests(look) {
       el("td", {}, el("span", { class: `state ${request.state}` }, `${request.state}${done}${preempted}`)),
       el("td", { class: "count" }, request.prompt_tokens.toLocaleString("en")),
       el("td", { class: "count" }, request.cached_tokens.toLocaleString("en")),
-      el("td", { class: "count" }, `${request.output_tokens.toLocaleString("en")} of ${request.max_tokens.toLocaleString("en")}`),
+      el("td", { class: "count" }, `${request.output_tokens.toLocaleString("en")} / ${request.max_tokens.toLocaleString("en")}`),
       el("td", { class: "count" }, `${request.age_s.toFixed(1)} s`),
     );
   });

@@ -91,7 +91,7 @@ function drawBlock(source, depth) {
     new MarkdownView(quote, depth + 1).update(lines.map((line) => line.replace(QUOTE, "")).join("\n"));
     return quote;
   }
-  if (ITEM.test(source)) return list(lines, depth);
+  if (ITEM.test(lines[0])) return list(lines, depth);
   if (lines.length > 1 && lines[0].includes("|") && TABLE_RULE.test(lines[1])) return table(lines);
   return el("p", {}, ...inline(source));
 }

@@ -12,9 +12,10 @@ export class TimePlot {
     this.title = title;
     this.unit = unit;
     this.value = el("strong", { class: "now" }, "–");
-    this.top = el("span", {});
+    this.top = el("span", { class: "top" });
     this.band = svg("path", { class: "band" });
     this.line = svg("path", { class: "line" });
+    this.dots = svg("path", { class: "dots" });
     this.cursor = svg("path", { class: "cursor" });
     this.drawing = svg(
       "svg",
@@ -22,12 +23,13 @@ export class TimePlot {
       svg("path", { class: "grid", d: `M0 .5H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 ${HEIGHT - 0.5}H${WIDTH}` }),
       this.band,
       this.line,
+      this.dots,
       this.cursor,
     );
     this.from = el("span", {});
     const head = el("div", { class: "head" }, el("h3", { title: explanation }, title), this.value);
-    const axis = el("div", { class: "axis" }, this.from, this.top, el("span", {}, "now"));
-    this.root = el("div", { class: "plot card" }, head, this.drawing, axis);
+    const axis = el("div", { class: "axis" }, this.from, el("span", {}, "now"));
+    this.root = el("div", { class: "plot card" }, head, el("div", { class: "area" }, this.drawing, this.top), axis);
     this.points = [];
     this.drawing.addEventListener("pointermove", (event) => this.point(event));
     this.drawing.addEventListener("pointerleave", () => this.leave());
@@ -41,7 +43,8 @@ export class TimePlot {
     const y = (value) => HEIGHT - 1 - (value / top) * (HEIGHT - 4);
     this.line.setAttribute("d", linePath(points, (point) => y(point.middle)));
     this.band.setAttribute("d", bandPath(points, (point) => y(point.middle), (point) => y(point.top)));
-    this.top.textContent = `top ${number(top)} ${this.unit}`;
+    this.dots.setAttribute("d", dotPath(points, (point) => y(point.middle)));
+    this.top.textContent = `${number(top)} ${this.unit}`;
     this.from.textContent = `−${spanS / 60} min`;
     this.say(now);
     this.drawing.setAttribute("aria-label", `${this.title}, now ${this.value.textContent}, scale up to ${number(top)} ${this.unit}`);
@@ -90,7 +93,7 @@ export class StepBars {
       const top = Math.max(...values, 0);
       const shapes = values.map((value, i) => bar((first + i) * width, width, value / (top || 1)));
       strip.bars.setAttribute("d", shapes.join(""));
-      strip.top.textContent = values.length ? `last ${number(values.at(-1))}, top ${number(top)} ${strip.unit}` : "";
+      strip.top.textContent = values.length ? `last ${number(values.at(-1))}, top ${number(top)} ${strip.unit}`.trim() : "";
       strip.drawing.setAttribute("aria-label", `${strip.title}: ${strip.top.textContent}`);
     }
     this.caption.textContent = steps.length
@@ -124,9 +127,16 @@ function runs(points) {
 }
 
 function linePath(points, y) {
-  // A lone point is a short stroke, which round caps make a dot.
   return runs(points)
-    .map((run) => `M${run.map(({ x, point }) => `${x.toFixed(2)} ${y(point).toFixed(2)}`).join("L")}${run.length === 1 ? "h.01" : ""}`)
+    .map((run) => `M${run.map(({ x, point }) => `${x.toFixed(2)} ${y(point).toFixed(2)}`).join("L")}`)
+    .join("");
+}
+
+// Points without neighbours: strokes of no length, which round caps make dots.
+function dotPath(points, y) {
+  return runs(points)
+    .filter((run) => run.length === 1)
+    .map(([{ x, point }]) => `M${x.toFixed(2)} ${y(point).toFixed(2)}h.01`)
     .join("");
 }
 
