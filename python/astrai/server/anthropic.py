@@ -6,7 +6,9 @@ https://docs.anthropic.com/en/api/messages-streaming
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -27,6 +29,7 @@ from astrai.server.openai_common import new_id, now, stop_strings
 from astrai.server.openai_models import reasoning_switch
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, named_frame
+from astrai.server.structured_output import anthropic_grammar
 from astrai.text.answer import AnswerEvent, CallArguments, CallEnd, ReasoningPiece, TextPiece
 
 # The unnamed [DONE] is the specification's; official clients skip events without a name.
@@ -50,15 +53,20 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
         choice = request.tool_choice
         first_call_only = choice is not None and choice.disable_parallel_tool_use
         dialect = engine.dialect
-        reading = dialect.reading(prompt_ids, tools, first_call_only)
-        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
+        new_answer: Callable[[], Answer] = Answer  # all that follows a grammar is text
+        grammar = anthropic_grammar(request.output_config, request.output_format)
+        if grammar is None:
+            reading = dialect.reading(prompt_ids, tools, first_call_only)
+            sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
+            new_answer = partial(dialect.new_answer, reading, "toolu_")
         ctx = ResponseContext(
             new_id("msg_"),
             now(),
             request.model,
             request.stream,
             sampling,
-            new_answer=lambda: dialect.new_answer(reading, "toolu_"),
+            new_answer=new_answer,
+            grammar=grammar,
         )
         self._hides_thinking = request.thinking is not None and request.thinking.type == "disabled"
         self._blocks = _BlockFrames()

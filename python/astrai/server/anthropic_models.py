@@ -22,6 +22,7 @@ from astrai.server.fields import (
     TopK,
 )
 from astrai.server.openai_models import Name
+from astrai.server.structured_output import AnthropicFormat, OutputConfig
 
 
 class ContentBlock(RequestModel):
@@ -97,6 +98,8 @@ class MessagesRequest(CountTokensRequest, GenerationModel):
     stream: Nullable[bool] = False
     stop_sequences: StopList | None = None
     metadata: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: AnthropicFormat | None = None
 
 
 def template_messages(request: CountTokensRequest) -> list[dict[str, Any]]:

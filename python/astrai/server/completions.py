@@ -26,6 +26,7 @@ from astrai.server.openai_common import (
 )
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, frame
+from astrai.server.structured_output import openai_grammar
 
 
 class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
@@ -55,6 +56,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
             logprobs=request.logprobs,
         )
         stops = stop_strings(request.stop, engine, "stop")
+        grammar = openai_grammar(request)
         ids = [self._prompt_ids(prompt) for prompt in prompts]
         self._echoes = [self._echo(prompt) for prompt in prompts] if request.echo else []
         self._started: set[int] = set()  # choices whose first chunk is written
@@ -67,6 +69,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
             sampling,
             request.n,
             wants_ids=request.return_token_ids,
+            grammar=grammar,
         )
         return ids, ctx, stops
 

@@ -20,11 +20,12 @@ from astrai.server.fields import (
     TopK,
     TopLogprobs,
 )
+from astrai.server.structured_output import StructuredFields
 
 Prompt = str | Annotated[list[str], Bounded(1)] | PromptIds | Annotated[list[PromptIds], Bounded(1)]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, StructuredFields):
     model: Nullable[str] = "astrai"
     prompt: Prompt
     temperature: Nullable[Temperature] = 1.0

@@ -22,6 +22,8 @@ from astrai.server.answer import ChatDialect
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.inspector_feed import InspectorFeed
 from astrai.server.settings import ServerSettings
+from astrai.server.structured_output import grammar_refusal
+from astrai.structured import Grammar
 from astrai.text import ChatTemplate, TemplateError, Tokenizer, encode_chat
 
 T = TypeVar("T")
@@ -29,6 +31,7 @@ T = TypeVar("T")
 EventBatches = AsyncGenerator[list[tuple[int, TokenEvent]], None]
 
 _TEXT_THREADS = 4
+_GRAMMAR_THREADS = 4  # they only wait for the compiler
 
 
 class EngineLink:
@@ -45,6 +48,7 @@ class EngineLink:
         self._router = AsyncEventRouter(engine.client, asyncio.get_running_loop())
         self.inspector = InspectorFeed(engine.client)
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
+        self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "astrai-grammar-wait")
         self._token_bytes: list[bytes] | None = None
         self._call_faults: Counter[str] = Counter()
         flags = engine.tokenizer.special_flags() if engine.tokenizer is not None else b""
@@ -56,6 +60,19 @@ class EngineLink:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def compile_grammar(self, grammar: Grammar, param: str) -> None:
+        """Have a grammar ready before its requests are queued. Raises a 400 that names `param`,
+        the request's field, and a 429 while too many wait for theirs."""
+        loop = asyncio.get_running_loop()
+        compile_it = self.engine.client.compile_grammar
+        try:
+            await loop.run_in_executor(self._grammar_threads, compile_it, grammar)
+        except engine_errors.RequestError as error:
+            raise grammar_refusal(error, param) from None
+        except engine_errors.QueueFullError as error:
+            raise _queue_full(error) from None
 
     # text -------------------------------------------------------------------------------------
 
@@ -219,9 +236,7 @@ class EngineLink:
         except engine_errors.RequestError as error:
             raise ApiError(400, str(error), code=error.code, param=error.param) from None
         except engine_errors.QueueFullError as error:
-            raise ApiError(
-                429, str(error), code="queue_full", retry_after_s=error.retry_after_s
-            ) from None
+            raise _queue_full(error) from None
         except engine_errors.DeadlineError:
             raise ApiError(
                 504,
@@ -247,6 +262,10 @@ class EngineLink:
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
         return self.engine.client.histograms()
+
+
+def _queue_full(error: engine_errors.QueueFullError) -> ApiError:
+    return ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s)
 
 
 async def _merge(streams: list[AsyncGenerator[TokenEvent, None]]) -> EventBatches:

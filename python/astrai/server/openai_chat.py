@@ -6,7 +6,9 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -33,6 +35,7 @@ from astrai.server.openai_models import (
 )
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, frame
+from astrai.server.structured_output import openai_grammar
 from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningPiece, TextPiece
 
 log = logging.getLogger("astrai.server")
@@ -48,7 +51,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request
-        _refuse_structured_output(request)
+        grammar = openai_grammar(request)
         tools = _template_tools(request, engine)
         try:
             messages = [template_message(message) for message in request.messages]
@@ -67,8 +70,11 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         stops = stop_strings(request.stop, engine, "stop")
         prompt_ids = engine.encode_chat(messages, tools, template_variables(request))
         dialect = engine.dialect
-        reading = dialect.reading(prompt_ids, tools, not request.parallel_tool_calls)
-        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
+        new_answer: Callable[[], Answer] = Answer  # all that follows a grammar is text
+        if grammar is None:
+            reading = dialect.reading(prompt_ids, tools, not request.parallel_tool_calls)
+            sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
+            new_answer = partial(dialect.new_answer, reading, "call_")
         response_id = new_id("chatcmpl-")
         if request.user is not None:
             log.info("%s is for user %r", response_id, request.user[:64])
@@ -80,7 +86,8 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             sampling,
             request.n,
             wants_ids=request.return_token_ids,
-            new_answer=lambda: dialect.new_answer(reading, "call_"),
+            new_answer=new_answer,
+            grammar=grammar,
         )
         return [prompt_ids], ctx, stops
 
@@ -204,18 +211,6 @@ def _delta(event: AnswerEvent, block: AnswerBlock) -> dict[str, Any] | None:
     else:
         return None
     return {"tool_calls": [call]}
-
-
-def _refuse_structured_output(request: ChatCompletionRequest) -> None:
-    """Refuse what would need constrained generation, rather than answer without it."""
-    wanted = request.response_format
-    if wanted is not None and wanted.type != "text":
-        raise bad_request(
-            f"response_format {wanted.type!r} is not supported by this server; "
-            "use 'text' and ask for the format in the prompt",
-            param="response_format",
-            code="unsupported_value",
-        )
 
 
 def _template_tools(

@@ -22,6 +22,7 @@ from astrai.server.fields import (
     TopK,
     TopLogprobs,
 )
+from astrai.server.structured_output import StructuredFields
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
@@ -100,11 +101,7 @@ class ToolDef(RequestModel):
     function: FunctionDef
 
 
-class ResponseFormat(RequestModel):
-    type: Literal["text", "json_object", "json_schema"]
-
-
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(SamplingFields, StructuredFields):
     model: Nullable[str] = "astrai"
     messages: Annotated[list[ChatMessage], Bounded(1, MAX_MESSAGES)]
     temperature: Nullable[Temperature] = 1.0
@@ -119,7 +116,6 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: Nullable[bool] = True
     reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    response_format: ResponseFormat | None = None
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatCompletionRequest:

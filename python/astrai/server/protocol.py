@@ -26,6 +26,7 @@ from astrai.server.errors import ApiError, not_loaded
 from astrai.server.fields import GenerationModel
 from astrai.server.sse import encode_json
 from astrai.server.streaming import EventStream
+from astrai.structured import Grammar
 
 log = logging.getLogger("astrai.server")
 
@@ -44,7 +45,8 @@ class ResponseContext:
     """What every part of one answer repeats, and how to sample it.
 
     n: choices of each prompt. wants_ids: a stream reports ids as they come, even without text.
-    new_answer: makes the reader of each choice's text.
+    new_answer: makes the reader of each choice's text. grammar: what the text must look like, and
+    the request's field that says so.
     """
 
     response_id: str
@@ -55,6 +57,7 @@ class ResponseContext:
     n: int = 1
     wants_ids: bool = False
     new_answer: Callable[[], Answer] = Answer
+    grammar: tuple[Grammar, str] | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +153,8 @@ class ProtocolHandler(Generic[RequestT]):
         engine = self._engine
         prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
         choices, requests = self._expand(prompts, ctx, stops)
+        if ctx.grammar is not None:
+            await engine.compile_grammar(*ctx.grammar)
         self.choices = choices
         batches = engine.generate(requests, self._deadline_at)
         if ctx.stream:
@@ -172,7 +177,12 @@ class ProtocolHandler(Generic[RequestT]):
                     params = replace(sampling, seed=(sampling.seed + i) % _SEED_WORD)
                 choices.append(Choice(len(choices), prompt_ids, ctx.new_answer()))
                 requests.append(
-                    GenerationRequest(prompt_ids, params, every_token=ctx.stream and ctx.wants_ids)
+                    GenerationRequest(
+                        prompt_ids,
+                        params,
+                        every_token=ctx.stream and ctx.wants_ids,
+                        grammar=None if ctx.grammar is None else ctx.grammar[0],
+                    )
                 )
         return choices, requests
 

@@ -24,6 +24,7 @@ from astrai.engine.inspection import PageCounts, RequestView
 from astrai.engine.stats import EngineStats
 from astrai.engine.step_log import StepRecord
 from astrai.sampling import TokenLogprob
+from astrai.structured import Grammar, GrammarCompiler, GrammarError
 from astrai.text import ChatTemplate, Tokenizer
 
 SPECIALS = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<|pad|>"]
@@ -89,6 +90,7 @@ class FakeClient:
         self.n_inspections = 0
         self.n_cancelled = 0  # requests that ended so, since the last reset
         self._cancelled: set[str] = set()
+        self._grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
         self._counters = EngineStats()
         self._n_active = 0
         self._n_tasks = 0
@@ -118,6 +120,12 @@ class FakeClient:
         )
         run.start()
         return request_id
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        try:
+            self._grammars.compile(grammar)
+        except GrammarError as error:
+            raise RequestError(str(error), "invalid_grammar", "grammar") from None
 
     def cancel(self, request_id: str) -> None:
         self._cancelled.add(request_id)

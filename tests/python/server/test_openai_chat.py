@@ -213,8 +213,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "tool_choice",
     ),
     ({"tool_choice": {"type": "function"}}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {}}},
+        "response_format.json_schema.schema",
+    ),
     ({"n": 17}, "n"),
     ({"stop": ["a"] * 17}, "stop"),
     ({"stop": "a" * 1025}, "stop"),
