@@ -46,7 +46,7 @@ def summary(
     keys = len(settings.api_keys)
     rows.append(("access", f"{keys} API keys" if keys else "no API key: whoever reaches the port"))
     rows.append(("page", "the server's address in a browser: chat and inspector"))
-    rows.append(("routes", "POST /v1/chat/completions /v1/messages /v1/completions"))
+    rows.append(("routes", "POST /v1/chat/completions /v1/responses /v1/messages /v1/completions"))
     rows.append(("", "GET  /v1/models /health /ready /stats /metrics /openapi.json"))
     lines = [f"AstrAI {_C.__version__}, ready in {ready_s:.1f} s"]
     lines += [f"  {name:<9} {text}" for name, text in rows]

@@ -10,12 +10,19 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from astrai.engine import InferenceEngine
-from astrai.server import generation_routes, inspector_routes, page_routes, service_routes
+from astrai.server import (
+    generation_routes,
+    inspector_routes,
+    page_routes,
+    responses_routes,
+    service_routes,
+)
 from astrai.server.engine_link import EngineLink
 from astrai.server.errors import install_error_handlers
 from astrai.server.metrics import ServerMetrics
 from astrai.server.middleware import Gate
 from astrai.server.openapi import install_openapi
+from astrai.server.response_store import ResponseStore
 from astrai.server.settings import ServerSettings
 
 __all__ = ["create_app"]
@@ -50,7 +57,9 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     app.state.draining = False
     app.state.started = int(time.time())
     app.state.metrics = ServerMetrics()
+    app.state.response_store = ResponseStore(settings.max_stored_responses)
     app.include_router(generation_routes.router)
+    app.include_router(responses_routes.router)
     app.include_router(service_routes.router)
     app.include_router(inspector_routes.router)
     app.include_router(page_routes.router)

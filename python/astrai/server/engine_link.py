@@ -160,7 +160,7 @@ class EngineLink:
         """
         if not prompt_ids:
             raise bad_request("the prompt is empty", param=param, code="empty_prompt")
-        self._refuse_longer_than(len(prompt_ids), self._prompt_limit(), param)
+        self._refuse_longer_than(len(prompt_ids), self.prompt_limit(), param)
         if min(prompt_ids) < 0 or max(prompt_ids) >= self.vocab_size:
             raise bad_request(
                 f"the prompt holds a token id outside 0 to {self.vocab_size - 1}",
@@ -178,7 +178,8 @@ class EngineLink:
                 param="n",
             )
 
-    def _prompt_limit(self) -> int:
+    def prompt_limit(self) -> int:
+        """Tokens that a prompt may have."""
         limit = self.max_seq_len - 1  # one position is left for the answer
         if self.settings.max_prompt_tokens is not None:
             limit = min(limit, self.settings.max_prompt_tokens)
@@ -199,7 +200,7 @@ class EngineLink:
         """Refuse a text that is too long however it is tokenised, before the work of doing so."""
         if self._longest_piece:
             n_tokens = n_chars // self._longest_piece
-            self._refuse_longer_than(n_tokens, self._prompt_limit(), param, "more than ")
+            self._refuse_longer_than(n_tokens, self.prompt_limit(), param, "more than ")
 
     @cached_property
     def _longest_piece(self) -> int:

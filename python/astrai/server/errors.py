@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
@@ -144,6 +145,19 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     )
 
 
+async def _on_query_error(request: Request, error: Exception) -> Response:
+    # Bodies are read and validated by the routes themselves; this is about query parameters.
+    assert isinstance(error, RequestValidationError)
+    detail = [{"type": e["type"], "loc": list(e["loc"]), "msg": e["msg"]} for e in error.errors()]
+    first = detail[0]
+    name = str(first["loc"][-1])
+    refused = ApiError(
+        422, f"{name}: {first['msg']}", param=name, code=first["type"], detail=detail
+    )
+    return error_response(route_path(request.scope), refused)
+
+
 def install_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(RequestValidationError, _on_query_error)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)

@@ -12,11 +12,14 @@ from pydantic.json_schema import models_json_schema
 from astrai.server.anthropic_models import CountTokensRequest, MessagesRequest
 from astrai.server.completions_models import CompletionRequest
 from astrai.server.openai_models import ChatCompletionRequest
+from astrai.server.responses_models import InputFields, ResponsesRequest
 from astrai.server.service_models import DetokenizeRequest, TokenizeRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": InputFields,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,

@@ -75,6 +75,7 @@ class Choice:
     n_prompt: int = 0
     n_cached: int = 0
     n_output: int = 0
+    n_reasoning: int = 0  # tokens while the model was thinking, to an event or two
 
     @property
     def reported_hit(self) -> int:
@@ -91,6 +92,8 @@ class Choice:
         self.n_prompt = event.n_prompt
         self.n_cached = event.n_cached
         self.n_output = event.n_output
+        if self.answer.blocks and self.answer.blocks[-1].kind == "reasoning":
+            self.n_reasoning += len(event.token_ids)
 
 
 class ResponseBuilder(ABC, Generic[RequestT]):

@@ -159,6 +159,9 @@ class ServerSettings:
     )
     max_stop_strings: int = _setting(16, LIMITS, "stop strings of one request", minimum=0)
     max_stop_chars: int = _setting(1024, LIMITS, "characters of one stop string", minimum=1)
+    max_stored_responses: int = _setting(
+        1000, LIMITS, "responses of /v1/responses kept for later ones, in memory", minimum=0
+    )
     max_tools_bytes: int = _setting(
         256 * 1024, LIMITS, "bytes of the tool definitions of one request", minimum=1024
     )

@@ -1,0 +1,142 @@
+"""The output of /v1/responses: items of an answer, whole or as events in their order.
+
+https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from astrai.server.answer import AnswerBlock
+from astrai.server.openai_common import new_id
+from astrai.server.sse import named_frame
+from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, CallEnd
+
+_ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
+_PART_TYPES = {"text": "output_text", "reasoning": "reasoning_text"}
+
+Logprobs = list[dict[str, Any]]
+
+
+def output_item(
+    block: AnswerBlock, item_id: str, status: str, logprobs: Logprobs | None = None
+) -> dict[str, Any]:
+    """A block as an item; status: in_progress, completed or incomplete."""
+    if block.kind == "call":
+        return {
+            "id": item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": block.call_id,
+            "name": block.name,
+            "arguments": block.text,
+        }
+    content = [] if status == "in_progress" else [_part(block, logprobs)]
+    if block.kind == "reasoning":
+        return {"id": item_id, "type": "reasoning", "summary": [], "content": content}
+    return {
+        "id": item_id,
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": content,
+    }
+
+
+def item_id_of(block: AnswerBlock) -> str:
+    return new_id(_ID_PREFIXES[block.kind])
+
+
+def _part(block: AnswerBlock, logprobs: Logprobs | None) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _PART_TYPES[block.kind], "text": block.text}
+    if block.kind == "text":
+        part["annotations"] = []
+        part["logprobs"] = logprobs or []
+    return part
+
+
+class ItemEvents:
+    """The events of one streamed answer. Numbers every event of the stream."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []  # whole ones so far
+        self._n_events = 0
+        self._open: AnswerBlock | None = None
+        self._item_id = ""
+        self._logprobs: Logprobs = []  # of the open item
+
+    def frame(self, kind: str, **fields: Any) -> bytes:
+        """One event of the stream."""
+        payload = {"type": kind, "sequence_number": self._n_events, **fields}
+        self._n_events += 1
+        return named_frame(payload)
+
+    def tell(self, event: AnswerEvent, block: AnswerBlock, logprobs: Logprobs) -> bytes:
+        """The frames of one event of `block`, which ends the block before it. logprobs: of the
+        tokens that gave the event."""
+        if isinstance(event, CallEnd):
+            return self.close("completed")
+        frames = b""
+        if block is not self._open:
+            frames = self.close("completed") + self._begin(block)
+        if isinstance(event, CallBegin):
+            return frames
+        place = self._place()
+        if isinstance(event, CallArguments):
+            kind = "response.function_call_arguments.delta"
+            return frames + self.frame(kind, **place, delta=event.text)
+        place["content_index"] = 0
+        text = event.text  # type: ignore[union-attr]  # TextPiece or ReasoningPiece
+        if block.kind == "reasoning":
+            return frames + self.frame("response.reasoning_text.delta", **place, delta=text)
+        self._logprobs += logprobs
+        kind = "response.output_text.delta"
+        return frames + self.frame(kind, **place, delta=text, logprobs=logprobs)
+
+    def close(self, status: str) -> bytes:
+        """The end of the open item, if there is one."""
+        block, self._open = self._open, None
+        if block is None:
+            return b""
+        place = self._place()
+        frames = b""
+        if block.kind == "call":
+            kind = "response.function_call_arguments.done"
+            frames += self.frame(kind, **place, name=block.name, arguments=block.text)
+        else:
+            inner = {**place, "content_index": 0}
+            if block.kind == "text":
+                kind, more = "response.output_text.done", {"logprobs": self._logprobs}
+            else:
+                kind, more = "response.reasoning_text.done", {}
+            frames += self.frame(kind, **inner, text=block.text, **more)
+            part = _part(block, self._logprobs)
+            frames += self.frame("response.content_part.done", **inner, part=part)
+        item = output_item(block, self._item_id, status, self._logprobs)
+        frames += self.frame(
+            "response.output_item.done", output_index=place["output_index"], item=item
+        )
+        self.items.append(item)
+        return frames
+
+    def _begin(self, block: AnswerBlock) -> bytes:
+        self._open, self._item_id, self._logprobs = block, item_id_of(block), []
+        empty = AnswerBlock(block.kind, "", block.name, block.call_id)
+        item = output_item(empty, self._item_id, "in_progress")
+        place = self._place()
+        frames = self.frame(
+            "response.output_item.added", output_index=place["output_index"], item=item
+        )
+        if block.kind == "call":
+            return frames
+        part = _part(empty, None)
+        return frames + self.frame(
+            "response.content_part.added", **place, content_index=0, part=part
+        )
+
+    def begin_empty_message(self) -> bytes:
+        """An answer without a word is one empty message."""
+        return self._begin(AnswerBlock("text"))
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": len(self.items)}
