@@ -202,22 +202,23 @@ def chromium(program: str, profile: Path) -> Iterator[Browser]:
         "--hide-scrollbars",
         "--host-resolver-rules=MAP models.test 127.0.0.1",
     ]
-    if os.geteuid() == 0:
-        command.append("--no-sandbox")  # Chromium refuses to run as root with its sandbox
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if os.geteuid() == 0 or os.environ.get("CI"):
+        command.append("--no-sandbox")  # it cannot be had as root, nor in most containers
+    said = profile / "stderr.txt"
+    with said.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
     try:
-        yield Browser(_port(process, profile / "DevToolsActivePort"))
+        yield Browser(_port(process, profile / "DevToolsActivePort", said))
     finally:
         process.terminate()
         process.wait(20)
 
 
-def _port(process: subprocess.Popen[bytes], file: Path) -> int:
+def _port(process: subprocess.Popen[bytes], file: Path, said: Path) -> int:
     end = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < end:
-        assert process.poll() is None, f"chromium ended with {process.returncode}"
+    while time.monotonic() < end and process.poll() is None:
         lines = file.read_text().split() if file.exists() else []
         if lines:
             return int(lines[0])
         time.sleep(0.05)
-    raise AssertionError("chromium opened no port")
+    raise AssertionError(f"chromium ({process.poll()}) opened no port:\n{said.read_text()[-2000:]}")

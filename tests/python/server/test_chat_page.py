@@ -173,6 +173,7 @@ def test_the_conversation_goes_on_and_survives_a_reload(page: Page, live: Live) 
     page.go(live.url)
     page.wait("document.querySelectorAll('.message').length === 4")
     assert page.text("#messages") == before
+    assert page.run("getComputedStyle(document.querySelector('.redo')).display") == "none"
 
 
 def test_regenerate_asks_again_with_the_same_conversation(page: Page, live: Live) -> None:
@@ -200,6 +201,19 @@ def test_edit_and_clear_take_messages_back(page: Page, live: Live) -> None:
     page.click("#clear")
     assert page.run("document.querySelectorAll('.message').length") == 0
     assert not page.run("document.getElementById('welcome').hidden")
+
+
+def test_clearing_in_mid_answer_cancels_it_and_a_new_one_may_begin(page: Page, live: Live) -> None:
+    live.script.delay_s = 0.02
+    open_chat(page, live.url)
+    send(page, "First")
+    page.wait(f"{ANSWER}?.innerText.length > 3")
+    page.click("#clear")
+    live.script.delay_s, live.script.ends_after = 0.0, 4
+    assert ask(page, "Second") == "Once"
+    live.wait_idle()
+    assert live.engine is not None and live.engine.client.n_cancelled == 1
+    assert page.run("document.querySelectorAll('.message').length") == 2
 
 
 def test_shift_enter_starts_a_line_and_enter_sends(page: Page, live: Live) -> None:

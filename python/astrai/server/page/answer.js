@@ -5,6 +5,8 @@
 
 import { streamChat } from "./api.js";
 
+const MIN_SPAN_S = 0.05; // a shorter stretch tells more about the network than about the speed
+
 // Streams into `message`, calling `changed` after each chunk. Returns when the answer has ended;
 // what went wrong stands in the message.
 export async function streamAnswer(message, body, signal, changed) {
@@ -57,7 +59,7 @@ class Clock {
     } else {
       // Tokens after the first, over the time since: prefill is told by firstTokenS alone.
       const seconds = (now - this.first) / 1000;
-      if (seconds > 0) this.numbers.tokensPerS = (this.numbers.output - this.nFirst) / seconds;
+      if (seconds > MIN_SPAN_S) this.numbers.tokensPerS = (this.numbers.output - this.nFirst) / seconds;
     }
   }
 

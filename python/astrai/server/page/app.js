@@ -22,7 +22,7 @@ function showView() {
   }
   byId("settings-toggle").hidden = view !== "chat";
   document.title = view === "chat" ? "AstrAI" : "AstrAI inspector";
-  if (view === "chat") chat.show();
+  if (view === "chat") chat.enter();
   inspector.setShown(view === "inspector");
 }
 

@@ -64,14 +64,14 @@ export class Chat {
     this.drawContext();
   }
 
-  show() {
+  enter() {
     this.toEnd();
     if (!window.matchMedia("(pointer: coarse)").matches) this.prompt.focus();
   }
 
   send(text) {
     if (this.stopper || !text.trim()) return;
-    this.conversation.add("user", text.trim());
+    this.show(this.conversation.add("user", text.trim()));
     this.prompt.value = "";
     this.fitPrompt();
     this.answer();
@@ -83,14 +83,17 @@ export class Chat {
 
   clear() {
     this.stop();
+    this.stopper = null;
+    this.drawRunning();
     this.conversation.cut(0);
     this.drawAll();
     this.prompt.focus();
   }
 
-  edit(index) {
-    this.prompt.value = this.conversation.messages[index].text;
-    this.conversation.cut(index);
+  edit(message) {
+    if (this.stopper) return;
+    this.prompt.value = message.text;
+    this.conversation.cut(this.conversation.messages.indexOf(message));
     this.drawAll();
     this.fitPrompt();
     this.prompt.focus();
@@ -99,6 +102,7 @@ export class Chat {
   regenerate() {
     if (this.stopper) return;
     this.conversation.cut(this.conversation.messages.length - 1);
+    byId("messages").lastElementChild.remove();
     this.answer();
   }
 
@@ -106,13 +110,12 @@ export class Chat {
     const messages = this.conversation.forRequest(this.settings.system);
     const body = { model: this.model?.id, messages, ...this.settings.parameters() };
     const message = this.conversation.add("assistant", "");
+    const view = this.show(message);
     const stopper = new AbortController();
     this.stopper = stopper;
     this.conversation.keep();
-    this.drawAll();
     this.toEnd();
     this.drawRunning();
-    const view = this.views.at(-1);
     const failure = await streamAnswer(message, body, stopper.signal, () => this.drawSoon(view));
     if (this.stopper === stopper) this.stopper = null;
     this.conversation.keep();
@@ -157,19 +160,25 @@ export class Chat {
   }
 
   drawAll() {
-    const { messages } = this.conversation;
-    this.views = messages.map((message, index) => {
-      const isLast = index === messages.length - 1;
-      return new MessageView(message, {
-        edit: message.role === "user" ? () => !this.stopper && this.edit(index) : null,
-        regenerate: message.role === "assistant" && isLast ? () => this.regenerate() : null,
-      });
-    });
-    byId("messages").replaceChildren(...this.views.map((view) => view.root));
-    byId("welcome").hidden = messages.length > 0;
-    byId("clear").hidden = messages.length === 0;
+    byId("messages").replaceChildren();
+    byId("welcome").hidden = false;
+    byId("clear").hidden = true;
+    for (const message of this.conversation.messages) this.show(message);
     this.drawContext();
     this.drawJump();
+  }
+
+  // Puts a message below the others and returns its view.
+  show(message) {
+    const view = new MessageView(message, {
+      edit: message.role === "user" ? () => this.edit(message) : null,
+      // The style sheet shows it at the last message alone.
+      regenerate: message.role === "assistant" ? () => this.regenerate() : null,
+    });
+    byId("messages").append(view.root);
+    byId("welcome").hidden = true;
+    byId("clear").hidden = false;
+    return view;
   }
 
   drawRunning() {
