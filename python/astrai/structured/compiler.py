@@ -1,8 +1,8 @@
 """Grammars to something that masks tokens: off the caller's thread, within limits, kept for reuse.
 
-Work on llguidance's side is bounded by its fuel counters, the source by bytes and depth, and a
-caller's wait by time; what takes longer goes on in its worker and is found ready by a later
-request. All methods may be called from any thread.
+A grammar's text is bounded by bytes and depth. What a client wrote is tried out in a process of
+its own first (`probe`), which bounds the CPU time, the memory and the stack that compiling it
+takes. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from astrai.structured.grammar import Grammar, GrammarError
+from astrai.structured.probe import Probe, ProbeFault
 from astrai.structured.sources import source_of
-from astrai.structured.vocabulary import build_vocabulary
+from astrai.structured.vocabulary import Vocabulary
 from astrai.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ __all__ = ["CompiledGrammar", "GrammarBusyError", "GrammarCompiler", "GrammarLim
 _N_WORKERS = 2
 _MAX_PENDING = 32
 _N_KEPT = 128
+_HARMLESS = ("json_object", "choice")  # kinds that hold no expression of a client's
+_WAIT_S = 30.0  # for a grammar whose turn does not come
 _NICENESS = 10  # of the workers: a step that wants the core gets it
 
 
@@ -40,12 +43,12 @@ class GrammarBusyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """max_bytes: of a grammar's text. max_depth: levels of a schema's JSON. compile_s: how long a
-    request waits for its grammar."""
+    """max_bytes: of a grammar's text. max_depth: levels of a schema's JSON. compile_s: CPU seconds
+    that compiling a grammar may take."""
 
     max_bytes: int = 64 * 1024
     max_depth: int = 64
-    compile_s: float = 0.8
+    compile_s: float = 0.7
 
 
 class CompiledGrammar:
@@ -73,14 +76,16 @@ class GrammarCompiler:
         self._limits = limits or GrammarLimits()
         self._lock = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
-        self._vocabulary: Future[llguidance.LLTokenizer] | None = None
+        self._vocabulary: Future[Vocabulary] | None = None
+        self._idle_probes: list[Probe] = []
+        self._is_closed = False
         # Compiled, refused or under way, the least recently used first.
         self._known: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
         self._n_pending = 0
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile, or find what was compiled. Blocks, at most for the limit once llguidance is
-        loaded. Raises GrammarError for a grammar that cannot be used and GrammarBusyError."""
+        """Compile, or find what was compiled. Blocks: about a second when the first grammar loads
+        llguidance. Raises GrammarError for a grammar that cannot be used and GrammarBusyError."""
         if self._tokenizer is None:
             raise GrammarError("this model has no tokenizer, so no grammar can be followed")
         n_bytes = len(grammar.text.encode("utf-8", errors="surrogatepass"))
@@ -88,21 +93,20 @@ class GrammarCompiler:
             raise GrammarError(
                 f"the grammar has {n_bytes} bytes; at most {self._limits.max_bytes} are accepted"
             )
-        future = self._submit(grammar)
         try:
-            return future.result(self._limits.compile_s)
-        except FutureTimeoutError:
-            if not future.running():
-                raise GrammarBusyError("other grammars are being compiled; try again") from None
-            raise GrammarError(
-                f"the grammar did not compile within {self._limits.compile_s} s; simplify it"
-            ) from None
+            return self._submit(grammar).result(_WAIT_S)
+        except (FutureTimeoutError, CancelledError):
+            raise GrammarBusyError("other grammars are being compiled; try again") from None
 
     def close(self) -> None:
         """Compile nothing any more. Idempotent."""
         with self._lock:
+            self._is_closed = True
+            probes, self._idle_probes = self._idle_probes, []
             if self._workers is not None:
                 self._workers.shutdown(wait=False, cancel_futures=True)
+        for probe in probes:
+            probe.close()
 
     def _submit(self, grammar: Grammar) -> Future[CompiledGrammar]:
         vocabulary = self._load().result()
@@ -113,6 +117,8 @@ class GrammarCompiler:
                 return future
             if self._n_pending >= _MAX_PENDING:
                 raise GrammarBusyError("too many grammars are being compiled; try again")
+            if self._is_closed:
+                raise GrammarBusyError("the engine is shutting down")
             assert self._workers is not None
             self._n_pending += 1
             future = self._workers.submit(self._compile, grammar, vocabulary)
@@ -122,14 +128,14 @@ class GrammarCompiler:
         future.add_done_callback(self._on_done)
         return future
 
-    def _load(self) -> Future[llguidance.LLTokenizer]:
+    def _load(self) -> Future[Vocabulary]:
         """The vocabulary, built by a worker when the first grammar comes."""
         with self._lock:
             if self._vocabulary is None:
                 assert self._tokenizer is not None
                 self._workers = ThreadPoolExecutor(_N_WORKERS, "astrai-grammar", _step_back)
                 self._vocabulary = self._workers.submit(
-                    build_vocabulary, self._tokenizer, self._vocab_size
+                    Vocabulary, self._tokenizer, self._vocab_size
                 )
             return self._vocabulary
 
@@ -137,12 +143,14 @@ class GrammarCompiler:
         with self._lock:
             self._n_pending -= 1
 
-    def _compile(self, grammar: Grammar, vocabulary: llguidance.LLTokenizer) -> CompiledGrammar:
+    def _compile(self, grammar: Grammar, vocabulary: Vocabulary) -> CompiledGrammar:
         import llguidance
 
         source = source_of(grammar, self._limits.max_depth)
+        if grammar.kind not in _HARMLESS:
+            self._try_out(source, vocabulary)
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(vocabulary.llguidance, source, log_level=0, limits=limits)
         if not matcher.is_error():
             compiled = CompiledGrammar(matcher, self._vocab_size // 32 + 1)
             if self._has_a_start(compiled):
@@ -150,6 +158,27 @@ class GrammarCompiler:
             if not matcher.is_error() or matcher.get_error().startswith("NoExtension"):
                 raise GrammarError("the grammar admits no text but the empty one, or none at all")
         raise GrammarError(f"the grammar does not compile: {_first_words(matcher.get_error())}")
+
+    def _try_out(self, source: str, vocabulary: Vocabulary) -> None:
+        """Raise GrammarError for a source that takes too much to compile."""
+        with self._lock:
+            probe = self._idle_probes.pop() if self._idle_probes else None
+        if probe is None:
+            probe = Probe(vocabulary.tokens, vocabulary.special_ids, self._limits.compile_s)
+        try:
+            probe.try_out(source)
+        except ProbeFault:
+            raise GrammarError(
+                f"the grammar takes more than {self._limits.compile_s} s of CPU time, or too much "
+                "memory, to compile; simplify it"
+            ) from None
+        finally:
+            with self._lock:
+                if not self._is_closed:
+                    self._idle_probes.append(probe)
+                    probe = None
+            if probe is not None:
+                probe.close()
 
     def _has_a_start(self, compiled: CompiledGrammar) -> bool:
         """May an answer begin with some token, and not only end before it has begun?"""

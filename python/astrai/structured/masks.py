@@ -8,6 +8,7 @@ when the next step samples, and stays valid through preemption. Single-threaded.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["Advance", "MaskTable"]
 
 _MIN_PARALLEL_ROWS = 4  # below, handing rows to other threads costs more than it saves
+# A mask that takes longer fails its request: every other request of the batch waits for it. After a
+# step that took _SLOW_STEP_S the rows are filled one by one, to find which one it is.
+_MAX_MASK_S = 0.1  # of CPU time
+_SLOW_STEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class MaskTable:
         self._end_bit = _bits(np.array([vocab_size], np.intp))[0]
         self._rows: dict[int, _Row] = {}
         self._executor: llguidance.LLExecutor | None = None
+        self._is_slow = False
 
     def add(self, slot: int, grammar: CompiledGrammar, end_ids: Iterable[int]) -> None:
         """Start a grammar in a free slot. end_ids: tokens that end this request's answer; they are
@@ -94,10 +100,12 @@ class MaskTable:
                 completed.add(slot)
             else:
                 errors[slot] = _reason(matcher)
-        self._fill(going_on)
+        too_slow = self._fill(going_on)
         for slot in going_on:
             row = self._rows[slot]
-            if row.matcher.is_error():
+            if slot in too_slow:
+                errors[slot] = "its grammar takes too long to follow"
+            elif row.matcher.is_error():
                 errors[slot] = _reason(row.matcher)
             elif not self._put_ends(slot, row):
                 # Nothing can follow, which llguidance noticed only now.
@@ -107,19 +115,27 @@ class MaskTable:
                     errors[slot] = _reason(row.matcher)
         return Advance(frozenset(completed), errors)
 
-    def _fill(self, slots: list[int]) -> None:
+    def _fill(self, slots: list[int]) -> set[int]:
+        """Compute the rows of these slots. Returns the slots whose grammar is too slow."""
+        begun = time.perf_counter()
+        too_slow: set[int] = set()
         address, row_bytes = self._words.ctypes.data, self._words.strides[0]
-        if len(slots) < _MIN_PARALLEL_ROWS:
+        if len(slots) < _MIN_PARALLEL_ROWS or self._is_slow:
             for slot in slots:
+                before = time.thread_time()
                 matcher = self._rows[slot].matcher
                 matcher.unsafe_compute_mask_ptr(address + slot * row_bytes, row_bytes)
-            return
-        if self._executor is None:
-            import llguidance  # there is a matcher, so it is loaded
+                if time.thread_time() - before > _MAX_MASK_S:
+                    too_slow.add(slot)
+        else:
+            if self._executor is None:
+                import llguidance  # there is a matcher, so it is loaded
 
-            self._executor = llguidance.LLExecutor()
-        matchers = [(self._rows[slot].matcher, slot) for slot in slots]
-        self._executor.unsafe_compute_mask_ptr(matchers, address, row_bytes, len(self._words))
+                self._executor = llguidance.LLExecutor()
+            matchers = [(self._rows[slot].matcher, slot) for slot in slots]
+            self._executor.unsafe_compute_mask_ptr(matchers, address, row_bytes, len(self._words))
+        self._is_slow = time.perf_counter() - begun > _SLOW_STEP_S
+        return too_slow
 
     def _put_ends(self, slot: int, row: _Row) -> bool:
         """Turn "may end here" into this request's end ids. False when no other token is allowed."""

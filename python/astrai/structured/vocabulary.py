@@ -7,14 +7,11 @@ answer differs from request to request (stop_token_ids, ignore_eos), so they are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from astrai.text import Tokenizer
 
-if TYPE_CHECKING:
-    import llguidance
+__all__ = ["Vocabulary"]
 
-__all__ = ["build_vocabulary"]
+_FORCED_BYTES = 64  # of a text that a grammar forces, tokenised at a time
 
 
 class _Tokens:
@@ -35,20 +32,23 @@ class _Tokens:
 
     def __call__(self, text: bytes | str) -> list[int]:
         # Where the grammar forces a text, its usual tokens are the only ones allowed.
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", errors="replace")
-        return self._tokenizer.encode(text, parse_special=False)
+        raw = text.encode() if isinstance(text, str) else text
+        known = raw[:_FORCED_BYTES].decode("utf-8", errors="ignore")
+        return self._tokenizer.encode(known, parse_special=False)
 
 
-def build_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> llguidance.LLTokenizer:
-    """llguidance's view of a tokenizer, vocab_size + 1 ids. Takes about 10 us a token.
+class Vocabulary:
+    """llguidance's view of a tokenizer, and what a probe needs to have the same."""
 
-    Raises ImportError without llguidance.
-    """
-    import llguidance  # only when a request has a grammar
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Takes about 10 us a token. Raises ImportError without llguidance."""
+        import llguidance  # only when a request has a grammar
 
-    return llguidance.LLTokenizer(
-        _Tokens(tokenizer, vocab_size),  # type: ignore[arg-type]  # read by attribute
-        n_vocab=vocab_size + 1,
-        eos_token=vocab_size,
-    )
+        tokens = _Tokens(tokenizer, vocab_size)
+        self.tokens: list[bytes] = tokens.tokens
+        self.special_ids: list[int] = tokens.special_token_ids
+        self.llguidance = llguidance.LLTokenizer(
+            tokens,  # type: ignore[arg-type]  # read by attribute
+            n_vocab=vocab_size + 1,
+            eos_token=vocab_size,
+        )
