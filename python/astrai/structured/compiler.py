@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -78,6 +79,7 @@ class GrammarCompiler:
         self._workers: ThreadPoolExecutor | None = None
         self._vocabulary: Future[Vocabulary] | None = None
         self._idle_probes: list[Probe] = []
+        weakref.finalize(self, _close_all, self._idle_probes)  # for who forgets to close
         self._is_closed = False
         # Compiled, refused or under way, the least recently used first.
         self._known: OrderedDict[Grammar, Future[CompiledGrammar]] = OrderedDict()
@@ -102,11 +104,9 @@ class GrammarCompiler:
         """Compile nothing any more. Idempotent."""
         with self._lock:
             self._is_closed = True
-            probes, self._idle_probes = self._idle_probes, []
             if self._workers is not None:
                 self._workers.shutdown(wait=False, cancel_futures=True)
-        for probe in probes:
-            probe.close()
+            _close_all(self._idle_probes)
 
     def _submit(self, grammar: Grammar) -> Future[CompiledGrammar]:
         vocabulary = self._load().result()
@@ -185,6 +185,11 @@ class GrammarCompiler:
         mask = compiled.first_mask.view(np.uint32).copy()
         mask[self._vocab_size // 32] &= ~np.uint32(1 << (self._vocab_size % 32))
         return bool(mask.any())
+
+
+def _close_all(probes: list[Probe]) -> None:
+    while probes:
+        probes.pop().close()
 
 
 def _step_back() -> None:
