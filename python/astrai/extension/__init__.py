@@ -15,6 +15,7 @@ from .backend import (
     attn_backend,
     current_selection,
     get_backend,
+    reads_written_kv,
     use_selection,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "attn_backend",
     "current_selection",
     "get_backend",
+    "reads_written_kv",
     "use_selection",
 ]

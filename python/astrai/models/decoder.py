@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from astrai.extension import apply_rotary_emb, attention
+from astrai.extension import attention
 from astrai.models.config import ModelConfig
-from astrai.models.layers import add_rms_norm, rms_norm, silu_mul
+from astrai.models.execution import layers_for
+from astrai.models.layers import PlaceHeads
 from astrai.models.linear import Linear
 from astrai.models.rotary import RotaryEmbedding
 from astrai.models.workspace import Workspace
@@ -59,6 +60,7 @@ class CausalLM:
         self.final_norm = final_norm
         self.lm_head = lm_head
         self.rotary = rotary
+        self._layers = layers_for(embedding.device, embedding.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -103,28 +105,30 @@ class CausalLM:
         fwd: "decode" promises one row per request, "prefill" takes any ragged batch.
         logits_indices: [n] rows that need logits, None for all of them. Returns [n, vocab_size].
         """
-        residual = torch.nn.functional.embedding(input_ids, self.embedding)
-        freqs_cis = self.rotary(position_ids)
-        eps = self.config.rms_norm_eps
-        space = Workspace.of(self.config, residual)
+        config, ops = self.config, self._layers
+        eps = config.rms_norm_eps
+        residual = ops.embedding(input_ids, self.embedding)
+        place = ops.place_heads(self.rotary, position_ids, kv_cache, config.n_heads, eps)
+        space = Workspace.of(config, residual)
         last_layer_id = len(self.layers) - 1
-        normed = rms_norm(residual, self.layers[0].input_norm, eps)
+        normed = ops.rms_norm(residual, self.layers[0].input_norm, eps)
         for layer_id, layer in enumerate(self.layers):
             qkv = layer.qkv(normed, space.qkv)
-            attended = self._attend(layer, layer_id, qkv, freqs_cis, kv_cache, fwd)
+            attended = self._attend(layer, layer_id, qkv, place, kv_cache, fwd)
             if layer_id == last_layer_id and logits_indices is not None and fwd != "decode":
                 # What follows works row by row, so rows without logits stop here.
                 attended = attended.index_select(0, logits_indices)
                 residual = residual.index_select(0, logits_indices)
-                space = Workspace.of(self.config, residual)
+                space = Workspace.of(config, residual)
                 logits_indices = None
             hidden = layer.o(attended, space.hidden)
-            normed = add_rms_norm(hidden, residual, layer.post_attention_norm, eps, space.normed)
-            gated = silu_mul(layer.gate_up(normed, space.gate_up), space.gated)
+            norm = layer.post_attention_norm
+            normed = ops.add_rms_norm(hidden, residual, norm, eps, space.normed)
+            gated = ops.silu_mul(layer.gate_up(normed, space.gate_up), space.gated)
             hidden = layer.down(gated, space.hidden)
             is_last = layer_id == last_layer_id
             next_norm = self.final_norm if is_last else self.layers[layer_id + 1].input_norm
-            normed = add_rms_norm(hidden, residual, next_norm, eps, space.normed)
+            normed = ops.add_rms_norm(hidden, residual, next_norm, eps, space.normed)
         if logits_indices is not None and logits_indices.shape[0] != normed.shape[0]:
             normed = normed.index_select(0, logits_indices)
         return self.lm_head(normed)
@@ -136,29 +140,19 @@ class CausalLM:
         layer: DecoderLayer,
         layer_id: int,
         qkv: torch.Tensor,
-        freqs_cis: torch.Tensor,
+        place: PlaceHeads,
         kv_cache: KVCache | None,
         fwd: str,
     ) -> torch.Tensor:
         """Attention of one layer before its output projection: [total_q, n_heads * head_dim]."""
         config = self.config
-        n_rows, n_heads, n_kv_heads = qkv.shape[0], config.n_heads, config.n_kv_heads
-        qkv = qkv.view(n_rows, n_heads + 2 * n_kv_heads, config.head_dim)
-        v = qkv[:, n_heads + n_kv_heads :]
-        if layer.q_norm is None or layer.k_norm is None:
-            # q and k turn by the same table: one rotation for both.
-            qk = apply_rotary_emb(qkv[:, : n_heads + n_kv_heads], freqs_cis)
-            q, k = qk[:, :n_heads], qk[:, n_heads:]
+        n_rows, sm_scale = qkv.shape[0], config.head_dim**-0.5
+        qkv = qkv.view(n_rows, config.n_heads + 2 * config.n_kv_heads, config.head_dim)
+        q, k, v = place(layer, layer_id, qkv)
+        if kv_cache is not None:
+            out = attention(q, k, v, kv_cache, layer_id, fwd=fwd, is_causal=True, sm_scale=sm_scale)
         else:
-            eps = config.rms_norm_eps
-            q = apply_rotary_emb(rms_norm(qkv[:, :n_heads], layer.q_norm, eps), freqs_cis)
-            k = qkv[:, n_heads : n_heads + n_kv_heads]
-            k = apply_rotary_emb(rms_norm(k, layer.k_norm, eps), freqs_cis)
-        if kv_cache is None:
+            assert k is not None and v is not None  # there is no cache that could hold them
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-            out = attention(q, k, v, is_causal=True, sm_scale=config.head_dim**-0.5)
-        else:
-            out = attention(
-                q, k, v, kv_cache, layer_id, fwd=fwd, is_causal=True, sm_scale=config.head_dim**-0.5
-            )
-        return out.reshape(n_rows, n_heads * config.head_dim)
+            out = attention(q, k, v, is_causal=True, sm_scale=sm_scale)
+        return out.reshape(n_rows, config.n_heads * config.head_dim)

@@ -1,58 +1,97 @@
-"""Normalisation and activation of the decoder. On a CPU they are single compiled passes over the
-rows; elsewhere, and for dtypes that those do not take, torch operations. For serving: no autograd.
+"""What a decoder layer computes beside its matrix products, with torch operations.
+
+They run on any device and in any dtype. `CpuLayers` and `CudaLayers` replace single operations by
+compiled ones; `execution.py` picks one for a model, so that the decoder has no branches by device.
+Stateless; for serving: no autograd.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
 import torch
 import torch.nn.functional as F
 
-from astrai import _C
-from astrai.models.linear import CPU_DTYPES
+from astrai.extension import apply_rotary_emb
 
-__all__ = ["add_rms_norm", "rms_norm", "silu_mul"]
+if TYPE_CHECKING:
+    from astrai.kvcache import KVCache
+    from astrai.models.rotary import RotaryEmbedding
+
+__all__ = ["HeadNorms", "Layers", "PlaceHeads", "Placed"]
+
+# q [total_q, n_heads, head_dim], and k and v [total_q, n_kv_heads, head_dim] where they are still
+# to be written to the cache, else None.
+Placed = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, mean in float32. x: [..., n];
-    weight: [n]. Zhang and Sennrich, Root Mean Square Layer Normalization, 2019."""
-    if not _has_cpu_pass(x):
+class HeadNorms(Protocol):
+    """The norms of a layer's query and key heads; None without."""
+
+    @property
+    def q_norm(self) -> torch.Tensor | None: ...  # [head_dim]
+    @property
+    def k_norm(self) -> torch.Tensor | None: ...  # [head_dim]
+
+
+# (layer, layer_id, qkv [total_q, n_heads + 2 n_kv_heads, head_dim]) -> heads ready to attend
+PlaceHeads = Callable[[HeadNorms, int, torch.Tensor], Placed]
+
+
+class Layers:
+    """torch operations."""
+
+    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Rows ids [n] of table [vocab_size, hidden], as a tensor of its own."""
+        return F.embedding(ids, table)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, mean in float32. x:
+        [n_rows, n] or [n_rows, heads, n]; weight: [n]. Zhang and Sennrich, Root Mean Square Layer
+        Normalization, 2019."""
         return F.rms_norm(x, weight.shape, weight, eps)
-    rows = x.contiguous().view(-1, x.shape[-1])
-    out = torch.empty_like(rows)
-    _C.cpu_rms_norm(rows, weight, out, eps)
-    return out.view(x.shape)
 
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Adds x to residual in place and returns rms_norm of the sum. Both: [n_rows, n]. out:
+        where a compiled pass writes, see `Workspace`."""
+        residual.add_(x)
+        return F.rms_norm(residual, weight.shape, weight, eps)
 
-def add_rms_norm(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Adds x to residual in place and returns rms_norm of the sum. Both: [n_rows, n]. out: where
-    the compiled pass writes, see `Workspace`."""
-    if out is None:
-        if not _has_cpu_pass(x):
-            residual.add_(x)
-            return F.rms_norm(residual, weight.shape, weight, eps)
-        out = torch.empty_like(x)
-    _C.cpu_rms_norm(x, weight, out, eps, residual)
-    return out
+    def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """silu(gate) * up. gate_up: [n_rows, 2 n], gate first. out: where a compiled pass writes,
+        see `Workspace`. Returns [n_rows, n]."""
+        n = gate_up.shape[1] // 2
+        return F.silu(gate_up[:, :n]).mul_(gate_up[:, n:])
 
+    def place_heads(
+        self,
+        rotary: RotaryEmbedding,
+        position_ids: torch.Tensor,
+        kv_cache: KVCache | None,
+        n_heads: int,
+        eps: float,
+    ) -> PlaceHeads:
+        """What each layer of one forward does between its qkv product and its attention: norms of
+        the heads where there are some, and the rotation of q and k by position_ids [total_q]."""
+        freqs_cis = rotary(position_ids)
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) * up. gate_up: [n_rows, 2 n], gate first. out: where the compiled pass writes,
-    see `Workspace`. Returns [n_rows, n]."""
-    n = gate_up.shape[1] // 2
-    if out is None:
-        if not _has_cpu_pass(gate_up):
-            return F.silu(gate_up[:, :n]).mul_(gate_up[:, n:])
-        out = gate_up.new_empty((gate_up.shape[0], n))
-    _C.cpu_silu_mul(gate_up, out)
-    return out
+        def place(layer: HeadNorms, layer_id: int, qkv: torch.Tensor) -> Placed:
+            n_turned = (qkv.shape[1] + n_heads) // 2  # q and k heads
+            v = qkv[:, n_turned:]
+            if layer.q_norm is None or layer.k_norm is None:
+                # q and k turn by the same table: one rotation for both.
+                qk = apply_rotary_emb(qkv[:, :n_turned], freqs_cis)
+                return qk[:, :n_heads], qk[:, n_heads:], v
+            q = self.rms_norm(qkv[:, :n_heads], layer.q_norm, eps)
+            k = self.rms_norm(qkv[:, n_heads:n_turned], layer.k_norm, eps)
+            return apply_rotary_emb(q, freqs_cis), apply_rotary_emb(k, freqs_cis), v
 
-
-def _has_cpu_pass(x: torch.Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in CPU_DTYPES
+        return place

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ragged import make_ragged
 
-from astrai.extension import TorchNativeBackend
+from astrai.extension import TorchNativeBackend, attention
 from astrai.extension.backend import step_plan, torch_native
 from astrai.extension.backend.base import AttentionCall
 from reference import assert_close, reference_attention
@@ -299,3 +299,23 @@ def test_decode_without_a_cache_is_refused():
 
     with pytest.raises(ValueError, match="without a kv_cache"):
         BACKEND.forward(q, q, q, fwd="decode")
+
+
+@pytest.mark.parametrize("case", RAGGED)
+def test_keys_and_values_that_are_written_already_are_not_asked_for(case, decode_path):
+    seq_lens, q_lens = RAGGED[case]
+    batch = make_ragged(seq_lens, q_lens)
+    expected = run(batch)  # writes them
+
+    out = attention(batch.q, None, None, batch.kv_cache, layer_id=1)
+
+    assert torch.equal(out, expected)
+
+
+def test_none_for_keys_needs_a_cache_that_holds_them():
+    batch = make_ragged([5], [1])
+
+    with pytest.raises(ValueError, match="only together, with a kv_cache"):
+        attention(batch.q[None], None, None)
+    with pytest.raises(ValueError, match="only together, with a kv_cache"):
+        attention(batch.q, batch.k, None, batch.kv_cache)

@@ -6,16 +6,21 @@ import pytest
 import torch
 
 from astrai import _C
-from astrai.models.layers import add_rms_norm, rms_norm, silu_mul
+from astrai.models.execution import layers_for
+from astrai.models.layers import Layers
 from astrai.models.linear import Linear, linear
 
-# float16 has no compiled pass on a CPU, so it covers the torch path.
+# float16 has no compiled pass on a CPU, so it covers the torch operations.
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {
     torch.float32: 1e-5,
     torch.bfloat16: 2e-2,  # two roundings to 8 bits
     torch.float16: 2e-3,  # two roundings to 11 bits
 }
+
+
+def layers_of(dtype: torch.dtype) -> Layers:
+    return layers_for(torch.device("cpu"), dtype)
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -39,20 +44,20 @@ def test_rms_norm_divides_by_the_root_mean_square(
     dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype, seed=1)
-    assert_near(rms_norm(x, weight, 1e-5), exact_norm(x, weight, 1e-5))
+    assert_near(layers_of(dtype).rms_norm(x, weight, 1e-5), exact_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm_takes_heads_that_are_slices(dtype: torch.dtype) -> None:
     x, weight = random(3, 6, 32, dtype=dtype)[:, 1:4], random(32, dtype=dtype, seed=1)
-    assert_near(rms_norm(x, weight, 1e-5), exact_norm(x, weight, 1e-5))
+    assert_near(layers_of(dtype).rms_norm(x, weight, 1e-5), exact_norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_rms_norm_leaves_the_sum_in_the_residual(dtype: torch.dtype) -> None:
     x, residual = random(5, 64, dtype=dtype), random(5, 64, dtype=dtype, seed=1)
     weight, total = random(64, dtype=dtype, seed=2), x + residual
-    normed = add_rms_norm(x, residual, weight, 1e-5)
+    normed = layers_of(dtype).add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(residual, total)
     assert_near(normed, exact_norm(total, weight, 1e-5))
 
@@ -62,7 +67,7 @@ def test_add_rms_norm_leaves_the_sum_in_the_residual(dtype: torch.dtype) -> None
 def test_silu_mul_gates_the_second_half(dtype: torch.dtype, n_rows: int) -> None:
     gate_up = random(n_rows, 96, dtype=dtype)
     gate, up = gate_up.double().chunk(2, dim=1)
-    assert_near(silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
+    assert_near(layers_of(dtype).silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -13,6 +13,7 @@ from .selection import (
     attn_backend,
     current_selection,
     get_backend,
+    reads_written_kv,
     use_selection,
 )
 from .torch_native import TorchNativeBackend
@@ -31,5 +32,6 @@ __all__ = [
     "attn_backend",
     "current_selection",
     "get_backend",
+    "reads_written_kv",
     "use_selection",
 ]

@@ -58,6 +58,9 @@ class AttentionBackend(ABC):
     """
 
     name: ClassVar[str]
+    # Whether k and v may be None with a kv_cache: a fused kernel has written them to it already.
+    # A model passes None only where every backend that may be chosen says True.
+    reads_written_kv: ClassVar[bool] = False
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:
@@ -71,8 +74,8 @@ class AttentionBackend(ABC):
     def fwd_prefill(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,
@@ -87,8 +90,8 @@ class AttentionBackend(ABC):
     def fwd_decode(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,
@@ -107,8 +110,8 @@ class AttentionBackend(ABC):
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None = None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,

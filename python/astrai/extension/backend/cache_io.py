@@ -24,8 +24,11 @@ def host_lens(kv_cache: KVCache) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return lens
 
 
-def write_kv(kv_cache: KVCache, layer_id: int, k: Tensor, v: Tensor) -> None:
-    """Write k and v [total_q, n_kv_heads, head_dim] to slots out_cache_loc of one layer."""
+def write_kv(kv_cache: KVCache, layer_id: int, k: Tensor | None, v: Tensor | None) -> None:
+    """Write k and v [total_q, n_kv_heads, head_dim] to slots out_cache_loc of one layer; None are
+    there already."""
+    if k is None or v is None:
+        return
     slots = kv_cache.scratch.get("write_slots")
     if slots is None:
         slots = kv_cache.out_cache_loc.to(torch.int64)  # what index_copy_ takes

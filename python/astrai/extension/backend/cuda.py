@@ -25,6 +25,7 @@ class CudaBackend(AttentionBackend):
     """attn_paged_decode and attn_paged_prefill; no gather."""
 
     name: ClassVar[str] = "cuda"
+    reads_written_kv: ClassVar[bool] = True
 
     def unavailable_reason(self) -> str | None:
         for kernel in _KERNELS.values():
@@ -49,8 +50,8 @@ class CudaBackend(AttentionBackend):
     def fwd_prefill(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,
@@ -63,12 +64,14 @@ class CudaBackend(AttentionBackend):
         n = cache.n_decode
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n > 0:
-            _decode_rows(cache, layer_id, q[:n], k[:n], v[:n], sm_scale, out[:n])
+            new_k, new_v = (None, None) if k is None or v is None else (k[:n], v[:n])
+            _decode_rows(cache, layer_id, q[:n], new_k, new_v, sm_scale, out[:n])
         if n == cache.req_pool_indices.shape[0]:
             return out
         q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
         k_cache, v_cache = cache.k_buffer[layer_id], cache.v_buffer[layer_id]
-        ops.store_kv(k[n:], v[n:], k_cache, v_cache, cache.out_cache_loc[n:])
+        if k is not None and v is not None:
+            ops.store_kv(k[n:], v[n:], k_cache, v_cache, cache.out_cache_loc[n:])
         return ops.attn_paged_prefill(
             q,
             k_cache,
@@ -88,8 +91,8 @@ class CudaBackend(AttentionBackend):
     def fwd_decode(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,
@@ -108,8 +111,8 @@ def _decode_rows(
     cache: KVCache,
     layer_id: int,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     sm_scale: float | None,
     out: Tensor | None,
 ) -> Tensor:

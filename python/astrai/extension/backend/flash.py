@@ -65,6 +65,7 @@ class FlashAttnBackend(AttentionBackend):
     """
 
     name: ClassVar[str] = "flash"
+    reads_written_kv: ClassVar[bool] = True
 
     def unavailable_reason(self) -> str | None:
         return _flash_attn()[1]
@@ -87,8 +88,8 @@ class FlashAttnBackend(AttentionBackend):
     def fwd_prefill(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     kv_cache: KVCache | None = None,
     layer_id: int = 0,
     attn_mask: Tensor | None = None,
@@ -30,8 +30,9 @@ def attention(
 
     With kv_cache (inference): q is [total_q, n_heads, head_dim], k and v this step's new rows
     [total_q, n_kv_heads, head_dim], RoPE applied. They are written to slots out_cache_loc of layer
-    layer_id first; each row then attends its request's tokens up to itself, so is_causal adds
-    nothing. attn_mask: bool [batch, at least max_len], True where a key may be seen.
+    layer_id first (None: a fused kernel has written them already); each row then attends its
+    request's tokens up to itself, so is_causal adds nothing. attn_mask: bool [batch, at least
+    max_len], True where a key may be seen.
     fwd "decode" promises one new token per request; "prefill" and None take any ragged batch.
 
     Without kv_cache (training): q is [batch, q_len, n_heads, head_dim], k and v [batch, kv_len,
@@ -43,27 +44,44 @@ def attention(
     Raises ValueError on bad shapes and KernelUnavailableError when the explicitly selected
     backend cannot handle the call.
     """
+    _check_shapes(q, k, v, kv_cache)
+    inputs = [tensor for tensor in (q, k, v) if tensor is not None]
+    call = AttentionCall(
+        fwd=fwd,
+        q_rank=q.dim(),
+        n_heads=q.shape[-2],
+        n_kv_heads=_n_kv_heads(k, kv_cache),
+        head_dim=q.shape[-1],
+        dtype=q.dtype,
+        device_type=q.device.type,
+        has_cache=kv_cache is not None,
+        has_mask=attn_mask is not None,
+        needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs),
+    )
+    return backend_for(call).forward(
+        q, k, v, kv_cache, layer_id, attn_mask, is_causal, fwd, sm_scale
+    )
+
+
+def _check_shapes(q: Tensor, k: Tensor | None, v: Tensor | None, kv_cache: KVCache | None) -> None:
     rank = 4 if kv_cache is None else 3
-    if q.dim() != rank or k.dim() != rank or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+    if k is None or v is None:
+        if kv_cache is None or k is not v or q.dim() != rank:
+            raise ValueError(
+                "attention: k and v may be None only together, with a kv_cache that holds this "
+                "step's keys and values, and with q [total_q, heads, head_dim]"
+            )
+    elif q.dim() != rank or k.dim() != rank or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         layout = "[total_q, heads, head_dim]" if rank == 3 else "[batch, seq_len, heads, head_dim]"
         raise ValueError(
             f"attention: q is {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}; "
             f"{'with' if rank == 3 else 'without'} a kv_cache all are {layout}, "
             "and k and v have the same shape"
         )
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    call = AttentionCall(
-        fwd=fwd,
-        q_rank=rank,
-        n_heads=q.shape[-2],
-        n_kv_heads=k.shape[-2],
-        head_dim=q.shape[-1],
-        dtype=q.dtype,
-        device_type=q.device.type,
-        has_cache=kv_cache is not None,
-        has_mask=attn_mask is not None,
-        needs_grad=needs_grad,
-    )
-    return backend_for(call).forward(
-        q, k, v, kv_cache, layer_id, attn_mask, is_causal, fwd, sm_scale
-    )
+
+
+def _n_kv_heads(k: Tensor | None, kv_cache: KVCache | None) -> int:
+    if k is not None:
+        return k.shape[-2]
+    assert kv_cache is not None  # checked
+    return kv_cache.k_buffer.shape[-2]

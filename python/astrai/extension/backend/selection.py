@@ -105,6 +105,13 @@ def get_backend(use_default: bool = True) -> AttentionBackend | None:
     return next(backend for backend in available if backend.unavailable_reason() is None)
 
 
+def reads_written_kv() -> bool:
+    """Whether every backend that a call here may get takes k and v of None, which says that they
+    are in the cache already. The three of automatic choice do."""
+    backend = current_selection().backend
+    return backend is None or backend.reads_written_kv
+
+
 def backend_for(call: AttentionCall) -> AttentionBackend:
     """The backend that runs `call`. Raises KernelUnavailableError when there is none."""
     selection = current_selection()

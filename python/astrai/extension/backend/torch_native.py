@@ -28,6 +28,7 @@ class TorchNativeBackend(AttentionBackend):
     """SDPA with an indirect gather of the KV cache, batched over requests in decode."""
 
     name: ClassVar[str] = "torch_native"
+    reads_written_kv: ClassVar[bool] = True
 
     def unavailable_reason(self) -> str | None:
         return None
@@ -40,8 +41,8 @@ class TorchNativeBackend(AttentionBackend):
     def fwd_prefill(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         kv_cache: KVCache | None,
         layer_id: int = 0,
         attn_mask: Tensor | None = None,
@@ -49,6 +50,7 @@ class TorchNativeBackend(AttentionBackend):
         sm_scale: float | None = None,
     ) -> Tensor:
         if kv_cache is None:
+            assert k is not None and v is not None  # `attention` has checked
             return _dense(q, k, v, attn_mask, is_causal, sm_scale)
         if attn_mask is not None:
             write_kv(kv_cache, layer_id, k, v)

@@ -1,0 +1,85 @@
+"""The kernels of a decoder layer on a GPU: one launch for each step between two matrix products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from astrai.extension import ops, reads_written_kv
+from astrai.models.layers import HeadNorms, Layers, Placed, PlaceHeads
+
+if TYPE_CHECKING:
+    from astrai.kvcache import KVCache
+    from astrai.models.rotary import RotaryEmbedding
+
+__all__ = ["CudaLayers"]
+
+_KERNELS = ("embedding", "rms_norm", "add_rms_norm", "silu_mul", "rotary_store_kv")
+_MAX_HEAD_DIM = 256  # of rotary_store_kv, whose vectors are 8 values
+
+
+class CudaLayers(Layers):
+    """For bfloat16 and float16."""
+
+    @staticmethod
+    def unavailable_reason(dtype: torch.dtype) -> str | None:
+        """Why some of the kernels cannot run here in this dtype, or None."""
+        reasons = (ops.unavailable_reason(kernel, dtype) for kernel in _KERNELS)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return ops.embedding(ids, table)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return ops.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return ops.add_rms_norm(x, residual, weight, eps, out)
+
+    def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return ops.silu_mul(gate_up, out)
+
+    def place_heads(
+        self,
+        rotary: RotaryEmbedding,
+        position_ids: torch.Tensor,
+        kv_cache: KVCache | None,
+        n_heads: int,
+        eps: float,
+    ) -> PlaceHeads:
+        """Norms, rotation and the write to the cache are one launch, where there is a cache and the
+        attention backend takes what is written there."""
+        table = rotary.freqs_cis
+        head_dim = 2 * table.shape[1]
+        if kv_cache is None or head_dim % 8 or head_dim > _MAX_HEAD_DIM or not reads_written_kv():
+            return super().place_heads(rotary, position_ids, kv_cache, n_heads, eps)
+        cache = kv_cache
+
+        def place(layer: HeadNorms, layer_id: int, qkv: torch.Tensor) -> Placed:
+            n_turned = (qkv.shape[1] + n_heads) // 2  # q and k heads
+            q = qkv[:, :n_heads]
+            ops.rotary_store_kv(
+                q,
+                qkv[:, n_heads:n_turned],
+                qkv[:, n_turned:],
+                table,
+                cache.k_buffer[layer_id],
+                cache.v_buffer[layer_id],
+                cache.out_cache_loc,
+                positions=position_ids,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=eps,
+                q_out=q,
+            )
+            return q, None, None
+
+        return place
