@@ -71,6 +71,13 @@ void bind_page_pool(py::module_& m) {
             pool.append_batch(rows.span(), ids.span());
           },
           py::arg("req_indices"), py::arg("token_ids"))
+      .def(
+          "append_pending", [](PagePool& pool, Int32Argument& rows) { pool.append_pending(rows.span()); },
+          py::arg("req_indices"))
+      .def(
+          "settle",
+          [](PagePool& pool, Int32Argument& rows, Int32Argument& ids) { pool.settle(rows.span(), ids.span()); },
+          py::arg("req_indices"), py::arg("token_ids"))
       .def("commit", &PagePool::commit, py::arg("req_idx"), py::arg("n_written"))
       .def("release", &PagePool::release, py::arg("req_idx"))
       .def("flush_cache", &PagePool::flush_cache)

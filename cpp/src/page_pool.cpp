@@ -189,7 +189,15 @@ void PagePool::append_batch(Int32Span req_indices, Int32Span token_ids) {
     throw std::invalid_argument("PagePool.append_batch: " + std::to_string(req_indices.size) + " req_indices but " +
                                 std::to_string(token_ids.size) + " token_ids");
   }
-  for (const int32_t req_idx : req_indices) row_in_use("append", req_idx);
+  for (const int32_t req_idx : req_indices) {
+    if (row_in_use("append", req_idx).n_pending == 0) continue;
+    throw std::invalid_argument("PagePool.append: row " + std::to_string(req_idx) +
+                                " has a pending token; settle() it first");
+  }
+  push_tokens(req_indices, token_ids);
+}
+
+void PagePool::push_tokens(Int32Span req_indices, Int32Span token_ids) {
   for (int64_t i = 0; i < req_indices.size; ++i) {
     Row& row = rows_[static_cast<size_t>(req_indices[i])];
     if (static_cast<int64_t>(row.tokens.size()) <= max_seq_len()) {
@@ -203,11 +211,35 @@ void PagePool::append_batch(Int32Span req_indices, Int32Span token_ids) {
   }
 }
 
+void PagePool::append_pending(Int32Span req_indices) {
+  const std::vector<int32_t> ids(static_cast<size_t>(req_indices.size), kPendingId);
+  for (const int32_t req_idx : req_indices) row_in_use("append_pending", req_idx);
+  push_tokens(req_indices, {ids.data(), req_indices.size});
+  for (const int32_t req_idx : req_indices) ++rows_[static_cast<size_t>(req_idx)].n_pending;
+}
+
+void PagePool::settle(Int32Span req_indices, Int32Span token_ids) {
+  if (req_indices.size != token_ids.size) {
+    throw std::invalid_argument("PagePool.settle: " + std::to_string(req_indices.size) + " req_indices but " +
+                                std::to_string(token_ids.size) + " token_ids");
+  }
+  for (const int32_t req_idx : req_indices) {
+    if (row_in_use("settle", req_idx).n_pending > 0) continue;
+    throw std::invalid_argument("PagePool.settle: row " + std::to_string(req_idx) +
+                                " has no pending token; append_pending() it first");
+  }
+  for (int64_t i = 0; i < req_indices.size; ++i) {
+    Row& row = rows_[static_cast<size_t>(req_indices[i])];
+    row.tokens[row.tokens.size() - static_cast<size_t>(row.n_pending--)] = token_ids[i];
+  }
+}
+
 int64_t PagePool::commit(int32_t req_idx, int64_t n_written) {
   Row& row = row_in_use("commit", req_idx);
-  if (n_written < 0 || n_written > static_cast<int64_t>(row.tokens.size()) || n_written > n_slots(req_idx)) {
+  const int64_t n_known = static_cast<int64_t>(row.tokens.size()) - row.n_pending;
+  if (n_written < 0 || n_written > n_known || n_written > n_slots(req_idx)) {
     throw std::invalid_argument("PagePool.commit: n_written is " + std::to_string(n_written) + " but row " +
-                                std::to_string(req_idx) + " has " + std::to_string(row.tokens.size()) + " tokens and " +
+                                std::to_string(req_idx) + " has " + std::to_string(n_known) + " tokens and " +
                                 std::to_string(n_slots(req_idx)) + " slots");
   }
   const int64_t n_whole = n_written / page_size_;

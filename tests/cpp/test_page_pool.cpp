@@ -101,6 +101,24 @@ TEST_CASE("page pool: extend_batch stops at the first row without room") {
   CHECK(pool.row_tokens(rows[0]).size == 4);
 }
 
+TEST_CASE("page pool: a pending token is settled in order and not committed before") {
+  PagePool pool(2, 16, 2, 16);
+  const int32_t row = pool.admit(span({1, 2, 3}))->req_idx;
+  pool.append_pending(span({row}));
+  REQUIRE(pool.extend(row, 5));
+  pool.append_pending(span({row}));
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, PagePool::kPendingId, PagePool::kPendingId});
+  CHECK_THROWS_AS(pool.append(row, 9), std::invalid_argument);
+  CHECK_THROWS_AS(pool.commit(row, 4), std::invalid_argument);
+  pool.settle(span({row}), span({7}));
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 7, PagePool::kPendingId});
+  CHECK(pool.commit(row, 4) == 2);
+  pool.settle(span({row}), span({8}));
+  CHECK_THROWS_AS(pool.settle(span({row}), span({8})), std::invalid_argument);
+  pool.append(row, 9);
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 7, 8, 9});
+}
+
 TEST_CASE("page pool: slots follow the pages, and dirty spans cover what was written") {
   PagePool pool(2, 7, 4, 16);
   const int32_t a = pool.admit(span({1, 2, 3}))->req_idx;

@@ -3,7 +3,8 @@
 // A row is one request with the q_len tokens it computes in this step; seq_len = start + q_len. Rows of a decode and of a
 // prefill mix freely. Sections of the buffer, each beginning at a multiple of 16 bytes:
 //
-//   token_ids           [total_q]      ids to compute, rows one after the other ("packed")
+//   token_ids           [total_q]      ids to compute, rows one after the other ("packed"); PagePool::kPendingId for a token
+//                                      that the device is still drawing
 //   position_ids        [total_q]      their positions in the sequence: start .. seq_len - 1
 //   out_cache_loc       [total_q]      token slot that takes each one's K and V
 //   seq_lens            [n_rows]       tokens of the sequence after this step

@@ -44,6 +44,8 @@ struct DirtySpan {
 
 class PagePool {
  public:
+  static constexpr int32_t kPendingId = -1;
+
   // n_tokens absent: contiguous, page_size has no effect. Else n_tokens / page_size pages (a remainder is unused).
   // Throws std::invalid_argument on sizes below 1, a pool below one page, or slots beyond int32.
   PagePool(int32_t max_batch_size, int32_t max_seq_len, int32_t page_size = 1,
@@ -61,12 +63,17 @@ class PagePool {
   bool extend(int32_t req_idx, int64_t new_len);
   // extend() in order; returns how many succeeded before the first that did not. Throws before any change on a bad row.
   int64_t extend_batch(Int32Span req_indices, Int32Span new_lens);
-  // A sampled token: known, not yet written. At most max_seq_len + 1 tokens (the last sampled one needs no slot).
+  // A sampled token: known, not yet written, behind no pending one. At most max_seq_len + 1 tokens (the last sampled one needs no slot).
   void append(int32_t req_idx, int32_t token_id);
   // append() for each pair; throws before any change.
   void append_batch(Int32Span req_indices, Int32Span token_ids);
+  // A token that a step in flight is drawing: append() of kPendingId for each row, each named once.
+  void append_pending(Int32Span req_indices);
+  // The step is done: the oldest pending token of each row gets its id. Throws before any change on a row without one.
+  void settle(Int32Span req_indices, Int32Span token_ids);
   // The row's first n_written tokens are in KV by a completed forward: records their whole pages in the tree. Returns the
-  // number of pages recorded. Throws std::invalid_argument when n_written exceeds the row's tokens or slots.
+  // number of pages recorded. Throws std::invalid_argument when n_written exceeds the row's slots or its tokens
+  // of known id.
   int64_t commit(int32_t req_idx, int64_t n_written);
   // Drops the row: recorded pages stay cached unless another row holds them, the others become free.
   void release(int32_t req_idx);
@@ -89,7 +96,7 @@ class PagePool {
 
   // All of these throw std::invalid_argument on a row that is not in use. A span is valid until the row changes.
   int64_t n_slots(int32_t req_idx) const;
-  Int32Span row_tokens(int32_t req_idx) const;    // prompt, then appended tokens
+  Int32Span row_tokens(int32_t req_idx) const;    // prompt, then appended tokens, the pending ones last
   Int32Span row_pages(int32_t req_idx) const;     // by position; empty when contiguous
   const int32_t* row_slots(int32_t req_idx) const;  // [n_slots] token slot of each position
   int32_t* table() { return table_.table(); }     // [max_batch_size, max_seq_len]
@@ -108,6 +115,7 @@ class PagePool {
  private:
   struct Row {
     std::vector<int32_t> tokens;  // prompt, then appended
+    int64_t n_pending = 0;        // the last of them, whose id is kPendingId
     std::vector<int32_t> pages;   // page of positions [i * page_size, (i + 1) * page_size)
     int64_t n_recorded = 0;       // leading pages whose ids the tree knows
     int32_t held_node = -1;       // where the row's path in the tree ends, -1 without a tree
@@ -117,6 +125,7 @@ class PagePool {
   Row& row_in_use(const char* operation, int32_t req_idx);
   const Row& row_in_use(const char* operation, int32_t req_idx) const;
   int64_t pages_for(int64_t n_tokens) const { return (n_tokens + page_size_ - 1) / page_size_; }
+  void push_tokens(Int32Span req_indices, Int32Span token_ids);
   void take_pages(int64_t n, std::vector<int32_t>& out);
   void write_row(int32_t req_idx, int64_t first_page);
   void mark_dirty(int32_t req_idx, int32_t begin, int32_t end);

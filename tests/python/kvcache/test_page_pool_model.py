@@ -142,8 +142,9 @@ class PagePoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), token_id=st.integers(0, 1))
     def append(self, data: st.DataObject, token_id: int) -> None:
         req_idx, row = self.draw_row(data)
-        if len(row.tokens) > MAX_SEQ_LEN:
-            with pytest.raises(ValueError, match="max_seq_len"):
+        refusal = "pending" if -1 in row.tokens else "max_seq_len"
+        if len(row.tokens) > MAX_SEQ_LEN or refusal == "pending":
+            with pytest.raises(ValueError, match=refusal):
                 self.pool.append(req_idx, token_id)
             return
         self.pool.append(req_idx, token_id)
@@ -151,10 +152,33 @@ class PagePoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
+    def append_pending(self, data: st.DataObject) -> None:
+        req_idx, row = self.draw_row(data)
+        if len(row.tokens) > MAX_SEQ_LEN:
+            with pytest.raises(ValueError, match="max_seq_len"):
+                self.pool.append_pending([req_idx])
+            return
+        self.pool.append_pending([req_idx])
+        row.tokens.append(-1)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), token_id=st.integers(0, 1))
+    def settle(self, data: st.DataObject, token_id: int) -> None:
+        req_idx, row = self.draw_row(data)
+        if -1 not in row.tokens:
+            with pytest.raises(ValueError, match="no pending token"):
+                self.pool.settle([req_idx], [token_id])
+            return
+        self.pool.settle([req_idx], [token_id])
+        row.tokens[row.tokens.index(-1)] = token_id
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
     def forward_and_commit(self, data: st.DataObject) -> None:
         """Writes some of the known tokens that have slots, then commits, once or twice."""
         req_idx, row = self.draw_row(data)
-        n_writable = min(len(row.tokens), self.pool.n_slots(req_idx))
+        n_known = len(row.tokens) - row.tokens.count(-1)
+        n_writable = min(n_known, self.pool.n_slots(req_idx))
         n_written = n_writable
         if data.draw(st.booleans()):
             n_written = data.draw(st.integers(row.n_written, n_writable))
@@ -179,7 +203,7 @@ class PagePoolMachine(RuleBasedStateMachine):
     def commit_of_more_than_is_known_is_refused(self, data: st.DataObject) -> None:
         req_idx, row = self.draw_row(data)
         with pytest.raises(ValueError, match=r"PagePool\.commit"):
-            self.pool.commit(req_idx, len(row.tokens) + 1)
+            self.pool.commit(req_idx, len(row.tokens) - row.tokens.count(-1) + 1)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
@@ -187,7 +211,7 @@ class PagePoolMachine(RuleBasedStateMachine):
         req_idx, row = self.draw_row(data)
         self.pool.release(req_idx)
         del self.rows[req_idx]
-        self.prompts.append((row.tokens, row.namespace))
+        self.prompts.append(([i for i in row.tokens if i >= 0], row.namespace))
         self.tree.release(row.tokens, row.n_recorded, row.namespace)
         with pytest.raises(ValueError, match="not in use"):
             self.pool.release(req_idx)
