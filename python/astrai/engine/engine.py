@@ -24,7 +24,7 @@ from astrai.engine.arguments import (
 )
 from astrai.engine.client import EngineClient, InProcessClient, capture_selection
 from astrai.engine.errors import RequestError
-from astrai.engine.executor import StepExecutor
+from astrai.engine.executor_choice import executor_for
 from astrai.engine.generation import PieceStream, RunningBatch, error_of
 from astrai.engine.kv_sizing import default_kv_tokens
 from astrai.engine.request import GenerationRequest
@@ -32,7 +32,7 @@ from astrai.engine.router import AsyncEventRouter
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.extension import ATTN_BACKEND, AttentionBackend, attn_backend
 from astrai.kvcache import PagePool
-from astrai.sampling import Sampler, SamplingParams
+from astrai.sampling import SamplingParams
 from astrai.structured import Grammar, GrammarCompiler, GrammarLimits
 from astrai.text import encode_chat
 
@@ -71,8 +71,8 @@ class InferenceEngine:
         tokenizer: None serves token ids only. max_seq_len: None is the model's context; the
         prompt and the generated tokens of one request. cache: a pool of your own, instead of one
         made from kv_mode, page_size (tokens a page) and kv_tokens (slots of the paged pool, None
-        for what memory allows). enable_cuda_graph: accepted, without
-        effect so far: no graph is captured. backend: attention for
+        for what memory allows). enable_cuda_graph: on a GPU,
+        run each step of decoding requests as one captured graph. backend: attention for
         requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
         in one step, None or 0 without limit. max_queue: requests that may wait beside the running
         ones. end_ids: ids that end a text. grammar_limits: what a request's grammar may cost.
@@ -125,10 +125,10 @@ class InferenceEngine:
         self.cache = cache
         self._vocab_size = config.vocab_size
         self._grammars = GrammarCompiler(tokenizer, config.vocab_size, grammar_limits)
-        sampler = Sampler(config.vocab_size)
+        executor, sampler = executor_for(model, cache, enable_cuda_graph)
         self._scheduler = InferenceScheduler(
             cache.host,
-            StepExecutor(model, cache, sampler),
+            executor,
             sampler,
             _C.TextStreams(_token_table(tokenizer, config.vocab_size)),
             max_open=cache.host.max_batch_size + max_queue,

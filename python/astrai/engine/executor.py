@@ -1,11 +1,13 @@
-"""The effects of a step: one forward and one draw for each group of the plan."""
+"""The effects of a step where they are done as they are called: one forward and one draw for each
+group of the plan."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from astrai.engine.engine_task import EngineTask
 from astrai.engine.plan import StepGroup
-from astrai.engine.task import Task
 from astrai.extension import use_selection
 from astrai.sampling import SampledRows, Sampler
 
@@ -14,9 +16,7 @@ if TYPE_CHECKING:
 
     from astrai.kvcache import KVCache, PagePool
 
-__all__ = ["ForwardModel", "StepExecutor"]
-
-T = TypeVar("T", bound=Task)
+__all__ = ["DoneStep", "ForwardModel", "StepExecutor"]
 
 
 class ForwardModel(Protocol):
@@ -32,15 +32,27 @@ class ForwardModel(Protocol):
     ) -> Tensor: ...  # [n, vocab]
 
 
+@dataclass(frozen=True, slots=True)
+class DoneStep:
+    """A step that is over when it is launched."""
+
+    rows: SampledRows
+
+    def result(self) -> SampledRows:
+        return self.rows
+
+
 class StepExecutor:
     """Runs groups on the model. Called by the scheduler's thread alone, in inference mode."""
+
+    runs_ahead = False
 
     def __init__(self, model: ForwardModel, pool: PagePool, sampler: Sampler) -> None:
         self._model = model
         self._pool = pool
         self._sampler = sampler
 
-    def run(self, group: StepGroup[T], slots: list[int]) -> SampledRows:
+    def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> DoneStep:
         """Forward the group, then draw for its first n_sampled tasks, whose sampler slots these
         are. The group's KV slots are written when this returns; raises what the model raises."""
         batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens, group.n_decode)
@@ -53,5 +65,5 @@ class StepExecutor:
                 batch.input_ids, batch.position_ids, batch.kv_cache, fwd, indices
             )
         if group.n_sampled == 0:
-            return SampledRows([], frozenset(), None)
-        return self._sampler.sample(logits, slots)
+            return DoneStep(SampledRows([], frozenset(), None))
+        return DoneStep(self._sampler.sample(logits, slots))

@@ -10,11 +10,27 @@ from astrai.engine.plan import StepGroup
 from astrai.engine.request import FinishReason
 from astrai.sampling import SampledRows
 
-__all__ = ["Executor", "TextEventLike", "TextStreamsLike"]
+__all__ = ["Executor", "LaunchedStep", "TextEventLike", "TextStreamsLike"]
+
+
+class LaunchedStep(Protocol):
+    """A group that is being computed."""
+
+    def result(self) -> SampledRows:
+        """What it has drawn; waits for it."""
+        ...
 
 
 class Executor(Protocol):
-    def run(self, group: StepGroup[EngineTask], slots: list[int]) -> SampledRows: ...
+    """Computes groups in the order of their launches."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a group may be launched before the one before it is done: its tokens that are
+        not known yet come from where they are drawn."""
+        ...
+
+    def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedStep: ...
 
 
 class TextEventLike(Protocol):

@@ -9,6 +9,10 @@ The thread owns the pool, the sampler, the text streams and the model; other thr
     4. Decode    one token each         } batch per attention selection
     then sampling, text, and one call per event sink with all its events.
 
+Where the executor runs ahead, a step is planned and launched while the one before it is computed,
+and the tokens of that one are read afterwards: text and events run beside the device. A request
+that has ended, or was cancelled, in the meantime has a row in one step too many, which is dropped.
+
 Faults: a task whose logits are not finite, or whose sink raises, ends alone. A forward that fails
 under an explicitly selected backend ends the tasks of that selection. Anything else ends all open
 tasks with an error and the thread with them.
@@ -21,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import torch
 
@@ -29,7 +34,7 @@ from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFull
 from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection, inspect_engine
 from astrai.engine.plan import StepGroup, StepPlan
-from astrai.engine.protocols import Executor, TextStreamsLike
+from astrai.engine.protocols import Executor, LaunchedStep, TextStreamsLike
 from astrai.engine.request import FinishReason, TokenEvent
 from astrai.engine.scheduling_state import HostPool, SchedulingState
 from astrai.engine.stats import EngineStats
@@ -45,6 +50,16 @@ _log = logging.getLogger(__name__)
 _DEAD = "the engine has stopped after a fault"
 
 Deliveries = dict[EventSink, list[TokenEvent]]
+Launched = tuple[StepGroup[EngineTask], LaunchedStep]
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step that is being computed. groups: those of the plan that could be launched."""
+
+    plan: StepPlan[EngineTask]
+    began_at: float
+    groups: list[Launched]
 
 
 class InferenceScheduler:
@@ -78,6 +93,7 @@ class InferenceScheduler:
         self._log = StepLog()
         self._pages = (host_pool.n_free_pages, host_pool.n_cached_pages)
         self._first_tokens: list[EngineTask] = []  # tasks whose first token this step gave
+        self._in_flight: InFlight | None = None
         self._last_step_at: float | None = None  # end of the last step, None after a pause
 
         # Guarded by _changed; everything above belongs to the thread.
@@ -194,7 +210,7 @@ class InferenceScheduler:
         try:
             with torch.inference_mode():
                 while self._receive():
-                    if self._state.has_work:
+                    if self._state.has_work or self._in_flight:
                         self._step()
         except BaseException as fault:  # whatever it is, nobody may be left waiting
             _log.exception("the scheduler met a fault and stops")
@@ -212,6 +228,7 @@ class InferenceScheduler:
                 or self._inspections
                 or self._is_stopping
                 or self._state.has_work
+                or self._in_flight
             ):
                 self._last_step_at = None
                 self._changed.wait()
@@ -265,23 +282,29 @@ class InferenceScheduler:
             self._close(task, "error")
             return
         task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
+        task.waits_for_tokens = params.has_penalties or task.grammar is not None
         self._by_handle[task.text_handle] = task
         self._stats.n_prompt_tokens += task.n_prompt
         self._state.submit(task)
 
     def _step(self) -> None:
         began_at = time.perf_counter()
+        deliveries: Deliveries = {}
+        if self._in_flight and not self._state.can_plan_ahead():
+            self._collect(deliveries)
         plan: StepPlan[EngineTask] = self._state.plan()
         for task in plan.admitted:
             self._stats.admitted(began_at - task.submitted_at)
-        deliveries: Deliveries = {}
         for task, message in plan.refused:
             self._end(task, "error", deliveries, error=message)
         for task in plan.out_of_room:
             self._end(task, "length", deliveries)
-        for group in plan.groups:
-            self._run_group(group, deliveries)
-        self._count_step(plan, began_at)
+        launched = self._launch(plan, deliveries)
+        self._collect(deliveries)
+        if launched:
+            self._in_flight = InFlight(plan, began_at, launched)
+        if not self._executor.runs_ahead:
+            self._collect(deliveries)
         self._deliver(deliveries)
         if not self._state.running:
             self._state.cleanup()  # pages must be back before the thread goes to sleep
@@ -289,31 +312,42 @@ class InferenceScheduler:
         if self._after_step is not None:
             self._after_step()
 
-    def _run_group(self, group: StepGroup[EngineTask], deliveries: Deliveries) -> None:
-        slots = [task.sampler_slot for task in group.tasks[: group.n_sampled]]
-        try:
-            sampled = self._executor.run(group, slots)
-        except Exception as error:
-            if group.selection is None or group.selection.backend is None:
-                raise
-            # The client chose a backend that cannot run this; the default one is not in doubt.
-            _log.warning("a forward under %s failed: %s", group.selection, error)
-            for task in group.tasks:
-                self._end(task, "error", deliveries, error=str(error), keep_pages=False)
+    def _launch(self, plan: StepPlan[EngineTask], deliveries: Deliveries) -> list[Launched]:
+        launched: list[Launched] = []
+        for group in plan.groups:
+            slots = [task.sampler_slot for task in group.tasks[: group.n_sampled]]
+            try:
+                launched.append((group, self._executor.launch(group, slots)))
+            except Exception as error:
+                if group.selection is None or group.selection.backend is None:
+                    raise
+                # The client chose a backend that cannot run this; the default one is not in doubt.
+                _log.warning("a forward under %s failed: %s", group.selection, error)
+                for task in group.tasks:
+                    self._end(task, "error", deliveries, error=str(error), keep_pages=False)
+        return launched
+
+    def _collect(self, deliveries: Deliveries) -> None:
+        """Wait for the step in flight, if there is one, and tell what it has drawn."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
             return
-        self._publish(group, sampled, deliveries)
+        for group, launched in step.groups:
+            self._publish(group, launched.result(), deliveries)
+        self._count_step(step)
 
     def _publish(
         self, group: StepGroup[EngineTask], sampled: SampledRows, deliveries: Deliveries
     ) -> None:
-        """Turn a group's draw into text, events, ends and the tokens of the next step."""
+        """Turn a group's draw into text, events, ends and known tokens."""
         tasks, token_ids = group.tasks, sampled.token_ids
-        faulty = sampled.faulty_rows | sampled.grammar_errors.keys()
+        gone = {i for i, task in enumerate(tasks) if task.status is TaskStatus.FINISHED}
+        faulty = (sampled.faulty_rows | sampled.grammar_errors.keys()) - gone
         sound = range(group.n_sampled)
-        if faulty:
-            sound = [i for i in sound if i not in faulty]  # type: ignore[assignment]
+        if faulty or gone:
+            sound = [i for i in sound if i not in faulty and i not in gone]  # type: ignore[assignment]
         handles = [tasks[i].text_handle for i in sound]
-        pushed = [token_ids[i] for i in sound] if faulty else token_ids
+        pushed = token_ids if len(sound) == len(token_ids) else [token_ids[i] for i in sound]
         text_events = self._streams.push_batch(handles, pushed)
         for i in sound:
             task = tasks[i]
@@ -365,18 +399,18 @@ class InferenceScheduler:
             if task.every_token and task.pending_ids:
                 _add(deliveries, task, task.take_event(""))
 
-    def _count_step(self, plan: StepPlan[EngineTask], began_at: float) -> None:
+    def _count_step(self, step: InFlight) -> None:
         now = time.perf_counter()
         self._stats.n_steps += 1
         ttft_s = [now - task.submitted_at for task in self._first_tokens]
         for seconds in ttft_s:
             self._stats.first_token(seconds)
-        n_sampled = sum(group.n_sampled for group in plan.groups)
+        n_sampled = sum(group.n_sampled for group, _ in step.groups)
         itl_s = None
         if n_sampled > len(self._first_tokens) and self._last_step_at is not None:
             itl_s = now - self._last_step_at
             self._stats.decode_step(itl_s, n_sampled - len(self._first_tokens))
-        self._log.add(plan, self._stats.n_steps, began_at, now, itl_s, ttft_s)
+        self._log.add(step.plan, self._stats.n_steps, step.began_at, now, itl_s, ttft_s)
         self._first_tokens.clear()
         self._last_step_at = now
 

@@ -4,6 +4,10 @@ Events go in (submit, cancel, the tokens of a completed step), a plan comes out.
 bookkeeping is the only thing it acts on. `InferenceScheduler` is the thread around it; the
 simulator in the tests drives it with a seed. Single-threaded.
 
+A plan is a promise to run it, in order. The next one may be asked for before the tokens of the last
+are known (`can_plan_ahead`); a task that turns out to have ended is then part of one step too many,
+whose token for it is dropped.
+
 Orders that hold at all times, oldest arrival first:
     running   admission order, which is arrival order
     waiting   preempted tasks, then tasks never admitted; every one younger than all running
@@ -61,7 +65,8 @@ class HostPool(Protocol):
     def fits(self, n_tokens: int) -> bool: ...
     def admit(self, token_ids: list[int], namespace: str = "") -> Admission | None: ...
     def extend_batch(self, req_indices: list[int], new_lens: list[int]) -> int: ...
-    def append_batch(self, req_indices: list[int], token_ids: list[int]) -> None: ...
+    def append_pending(self, req_indices: list[int]) -> None: ...
+    def settle(self, req_indices: list[int], token_ids: list[int]) -> None: ...
     def commit(self, req_idx: int, n_written: int) -> int: ...
     def release(self, req_idx: int) -> None: ...
     def tokens(self, req_idx: int) -> list[int]: ...
@@ -129,22 +134,42 @@ class SchedulingState(Generic[T]):
         self, group: StepGroup[T], token_ids: Sequence[int], ended: Collection[int] = ()
     ) -> None:
         """A group's forward is done. token_ids: [n_sampled]. ended: indices of tasks whose token
-        was their last; `finish` them afterwards."""
+        was their last; `finish` them afterwards. Tasks that have finished since the plan do not
+        count: their rows may be another's by now."""
+        rows, known_ids = [], []
         for i, (task, q_len) in enumerate(zip(group.tasks, group.q_lens, strict=True)):
+            if task.status is not TaskStatus.RUNNING:
+                continue
             task.n_written += q_len
             if task.n_written <= task.n_prefill and i not in ended:
                 self._pool.commit(task.req_idx, task.n_written)
-        rows = group.req_indices[: group.n_sampled]
-        if ended:
-            rows = [row for i, row in enumerate(rows) if i not in ended]
-            token_ids = [t for i, t in enumerate(token_ids) if i not in ended]
+            if i < group.n_sampled:
+                task.n_pending -= 1
+                if i not in ended:
+                    rows.append(task.req_idx)
+                    known_ids.append(token_ids[i])
         if rows:
-            self._pool.append_batch(rows, list(token_ids))
+            self._pool.settle(rows, known_ids)
 
     # The four phases
 
+    def can_plan_ahead(self) -> bool:
+        """Whether the next plan needs no result of those before: it surely finds a slot for every
+        token, so that it preempts no task, whose tokens must be known, and ends none."""
+        page_size, max_seq_len = self._pool.page_size, self._pool.max_seq_len
+        n_pages = 0
+        for task in self.running:
+            if task.decodes:
+                if task.n_planned >= max_seq_len:
+                    return False
+                n_pages += task.n_planned % page_size == 0
+        if self._pool.contiguous:
+            return True
+        return n_pages <= self._pool.n_free_pages + self._pool.n_cached_pages
+
     def plan(self) -> StepPlan[T]:
-        """Decide the next step: cleanup, refill, prefill, decode."""
+        """Decide the next step: cleanup, refill, prefill, decode. Its tokens count as planned and
+        its draws as pending from here on, so it must be run."""
         self.cleanup()
         refused = self._refill()
         chunks = self._prefill()
@@ -152,8 +177,20 @@ class SchedulingState(Generic[T]):
         work = [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
         work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
+        groups = _group(work)
+        for group in groups:
+            self._promise(group)
         admitted, self._admitted = self._admitted, []
-        return StepPlan(_group(work), out_of_room, refused, len(decoding), admitted)
+        return StepPlan(groups, out_of_room, refused, len(decoding), admitted)
+
+    def _promise(self, group: StepGroup[T]) -> None:
+        for task, q_len in zip(group.tasks, group.q_lens, strict=True):
+            task.n_planned += q_len
+        for task in group.tasks[: group.n_sampled]:
+            task.n_drawn += 1
+            task.n_pending += 1
+        if group.n_sampled:
+            self._pool.append_pending(group.req_indices[: group.n_sampled])
 
     def cleanup(self) -> None:
         """Record the written pages of finished tasks, then release their rows."""
@@ -201,7 +238,7 @@ class SchedulingState(Generic[T]):
     def _activate(self, task: T, admission: Admission) -> None:
         task.req_idx = admission.req_idx
         task.n_prefill = len(task.token_ids)
-        task.n_written = admission.n_cached
+        task.n_planned = task.n_written = admission.n_cached
         task.status = TaskStatus.RUNNING
         if not task.is_admitted:
             task.is_admitted = True
@@ -217,7 +254,7 @@ class SchedulingState(Generic[T]):
         budget = self._prefill_chunk
         chunks: list[tuple[T, int]] = []
         for task in self.running:
-            remaining = task.n_prefill - task.n_written
+            remaining = task.n_prefill - task.n_planned
             if remaining <= 0:
                 continue
             if budget is None:
@@ -233,11 +270,11 @@ class SchedulingState(Generic[T]):
     def _decode(self) -> tuple[list[T], list[T]]:
         """Give each decoding task a slot for its next token, preempting the youngest tasks when
         the pool is full. Returns the decoding tasks and those that must end for lack of room."""
-        decoding = [task for task in self.running if task.n_written >= task.n_prefill]
+        decoding = [task for task in self.running if task.decodes]
         out_of_room: list[T] = []
         while decoding:
             n_extended = self._pool.extend_batch(
-                [task.req_idx for task in decoding], [task.n_written + 1 for task in decoding]
+                [task.req_idx for task in decoding], [task.n_planned + 1 for task in decoding]
             )
             if n_extended == len(decoding):
                 break
@@ -255,7 +292,7 @@ class SchedulingState(Generic[T]):
         """May a task that runs alone find room by coming back? It may when it holds a private
         copy of a page of the tree, which it then does without. Each stay gives a token at least,
         so coming back has an end."""
-        return self._pool.fits(task.n_written + 1)
+        return self._pool.fits(task.n_planned + 1)
 
     def _preempt(self, task: T) -> None:
         """Send the youngest running task back to the head of the queue, to be recomputed later.
@@ -286,18 +323,18 @@ def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
     groups = []
     for members in by_selection.values():  # decoding tasks come first, as in work
         # Chunks that end before their prompt does draw no token and go last.
-        partial = [m for m in members if m[0].n_written + m[1] < m[0].n_prefill]
+        partial = [m for m in members if m[0].n_planned + m[1] < m[0].n_prefill]
         if partial:
-            members = [m for m in members if m[0].n_written + m[1] >= m[0].n_prefill] + partial
+            members = [m for m in members if m[0].n_planned + m[1] >= m[0].n_prefill] + partial
         groups.append(
             StepGroup(
                 selection=members[0][0].selection,
                 tasks=[task for task, _ in members],
                 req_indices=[task.req_idx for task, _ in members],
-                starts=[task.n_written for task, _ in members],
+                starts=[task.n_planned for task, _ in members],
                 q_lens=[q_len for _, q_len in members],
                 n_sampled=len(members) - len(partial),
-                n_decode=sum(task.n_written >= task.n_prefill for task, _ in members),
+                n_decode=sum(task.n_planned >= task.n_prefill for task, _ in members),
             )
         )
     return groups

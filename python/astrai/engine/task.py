@@ -21,7 +21,11 @@ class Task:
 
     token_ids: what the next admission prefills: the prompt, after a preemption with the tokens
     generated so far. req_idx: row of the pool while running, else -1.
-    n_written: tokens whose KV a completed forward has written (a prefix hit counts).
+    max_tokens: tokens it may generate, None without a limit. waits_for_tokens: its next token
+    cannot be drawn before the engine knows the last one.
+    n_planned: tokens whose KV a planned step writes; n_written: those of completed steps (a prefix
+    hit counts in both). n_drawn: tokens that planned steps draw, over all its stays; n_pending:
+    those of steps that are not completed.
     n_cached: prompt tokens found in the prefix cache at the first admission.
     """
 
@@ -29,11 +33,23 @@ class Task:
     token_ids: list[int]
     namespace: str = ""
     selection: Any = None
+    max_tokens: int | None = None
+    waits_for_tokens: bool = False
     status: TaskStatus = field(default=TaskStatus.WAITING, init=False)
     req_idx: int = field(default=-1, init=False)
     n_prefill: int = field(default=0, init=False)  # tokens to write before decoding starts
+    n_planned: int = field(default=0, init=False)
     n_written: int = field(default=0, init=False)
+    n_drawn: int = field(default=0, init=False)
+    n_pending: int = field(default=0, init=False)
     n_cached: int = field(default=0, init=False)
     n_preemptions: int = field(default=0, init=False)
     is_admitted: bool = field(default=False, init=False)  # has been running at least once
     keeps_pages: bool = field(default=True, init=False)  # written pages may enter the prefix tree
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the next step can draw another token from the one drawn last."""
+        if self.n_planned < self.n_prefill or (self.waits_for_tokens and self.n_pending):
+            return False
+        return self.max_tokens is None or self.n_drawn < self.max_tokens

@@ -8,11 +8,14 @@ from __future__ import annotations
 from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
 
 from .cache import KVCache, StepBatch
+from .decode_steps import DecodeSteps, FixedStep
 from .pool import PagePool, max_decode_splits
 from .storage import KVStorage
 
 __all__ = [
     "Allocator",
+    "DecodeSteps",
+    "FixedStep",
     "KVCache",
     "KVStorage",
     "PagePool",

@@ -59,8 +59,8 @@ class KVCache:
 class StepBatch:
     """Everything `CausalLM.forward` needs for one step."""
 
-    input_ids: Tensor  # [total_q] int64
-    position_ids: Tensor  # [total_q] int64
-    logits_indices: Tensor  # [batch] int64: packed row of each request's last new token
+    input_ids: Tensor  # [total_q] int64, or int32 in a decode step at fixed addresses
+    position_ids: Tensor  # [total_q] likewise
+    logits_indices: Tensor  # [batch] likewise: packed row of each request's last new token
     kv_cache: KVCache
     is_decode: bool  # every request decodes

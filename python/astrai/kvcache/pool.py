@@ -5,6 +5,7 @@ Single-threaded like `_C.PagePool`: the scheduler's thread owns it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,8 @@ class PagePool:
     mode (slot = req_idx * max_seq_len + position); a number is a paged pool of that many slots in
     pages of page_size, with prefix sharing when page_size > 1.
 
-    host: the bookkeeping; storage: the key and value tensors; table: req_to_token of the device.
+    host: the bookkeeping; storage: the key and value tensors; table: req_to_token of the device;
+    plan: writes the index arrays of a step.
     Raises ValueError on sizes that are not positive or that int32 slot indices cannot reach.
     """
 
@@ -66,7 +68,7 @@ class PagePool:
         self.v_buffer = self.storage.v_buffer
         self.table = RequestTable(self.host, self.device)
         max_total_q = max_batch_size * max_seq_len
-        self._plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
+        self.plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
         self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
         self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
 
@@ -143,9 +145,9 @@ class PagePool:
         if n_decode is None:
             n_decode = len(q_lens) if all(q_len == 1 for q_len in q_lens) else 0
         _check_decoding(req_indices, q_lens, n_decode)
-        capacity = self._plan.staging_size(sum(q_lens), len(q_lens))
+        capacity = self.plan.staging_size(sum(q_lens), len(q_lens))
         staging = torch.empty(capacity, dtype=torch.int32, pin_memory=self._is_pinned)
-        layout = self._plan.build(
+        layout = self.plan.build(
             req_indices,
             starts,
             q_lens,
@@ -153,6 +155,27 @@ class PagePool:
             q_tile_rows=self._q_tile_rows,
         )
         words = self._to_device(staging[: layout.n_int32], layout.dirty_spans)
+        seq_lens = tuple(start + n for start, n in zip(starts, q_lens, strict=True))
+        batch = self.batch_of(layout, words, n_decode, (seq_lens, tuple(q_lens)))
+        return replace(
+            batch,
+            input_ids=batch.input_ids.to(torch.int64),
+            position_ids=batch.position_ids.to(torch.int64),
+            logits_indices=batch.logits_indices.to(torch.int64),
+        )
+
+    def batch_of(
+        self,
+        layout: _C.Layout,
+        words: Tensor,
+        n_decode: int,
+        host_lens: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    ) -> StepBatch:
+        """The step whose plan lies in words, int32 on the pool's device; its tensors are views.
+
+        n_decode: as in `plan_step`. host_lens: seq_lens and q_lens; None for words that later steps
+        of this layout overwrite.
+        """
         sections = layout.sections
 
         def section(name: str) -> Tensor:
@@ -161,6 +184,7 @@ class PagePool:
 
         is_decode = n_decode == layout.n_rows
         decode_o_part, decode_ml_part, decode_out = self._decode_workspace
+        seq_lens_cpu, q_lens_cpu = (None, None) if host_lens is None else host_lens
         kv_cache = KVCache(
             k_buffer=self.k_buffer,
             v_buffer=self.v_buffer,
@@ -182,16 +206,24 @@ class PagePool:
             q_tile_rows=self._q_tile_rows,
             page_size=self._page_size,
             max_q_len=layout.max_q_len,
-            seq_lens_cpu=tuple(start + n for start, n in zip(starts, q_lens, strict=True)),
-            q_lens_cpu=tuple(q_lens),
+            seq_lens_cpu=seq_lens_cpu,
+            q_lens_cpu=q_lens_cpu,
         )
         return StepBatch(
-            input_ids=section("token_ids").to(torch.int64),
-            position_ids=section("position_ids").to(torch.int64),
-            logits_indices=section("logits_indices").to(torch.int64),
+            input_ids=section("token_ids"),
+            position_ids=section("position_ids"),
+            logits_indices=section("logits_indices"),
             kv_cache=kv_cache,
             is_decode=is_decode,
         )
+
+    def send_update(self, dirty_spans: Sequence[tuple[int, int, int]]) -> None:
+        """Bring the device's table up to date with these spans by a copy of their own."""
+        update = torch.empty(
+            self.table.n_update_int32(dirty_spans), dtype=torch.int32, pin_memory=self._is_pinned
+        )
+        self.table.write_update(dirty_spans, update)
+        self.table.apply_update(update.to(self.device, non_blocking=True))
 
     @property
     def _is_pinned(self) -> bool:

@@ -31,14 +31,18 @@ class RequestTable:
     """`req_to_token` of a pool on its device, kept equal to the host's.
 
     host: int32 [max_batch_size, max_seq_len], aliases the pool's own table.
-    device: the tensor kernels read; `host` itself on the CPU.
+    device: the tensor kernels read; `host` itself on the CPU, elsewhere with one row more, full of
+    the reserved slot, which padding rows name.
     """
 
     def __init__(self, pool: _C.PagePool, device: torch.device) -> None:
         shape = (pool.max_batch_size, pool.max_seq_len)
         self.host: Tensor = torch.frombuffer(pool.table, dtype=torch.int32).view(shape)
         self._is_alias = device.type == "cpu"
-        self.device: Tensor = self.host if self._is_alias else self.host.to(device)
+        self.device: Tensor = self.host
+        if not self._is_alias:
+            padding = torch.full((1, shape[1]), pool.reserved_slot, dtype=torch.int32)
+            self.device = torch.cat([self.host, padding]).to(device)
 
     def n_update_int32(self, spans: Sequence[tuple[int, int, int]]) -> int:
         """Room that `write_update` needs in a staging buffer for these dirty spans."""

@@ -30,7 +30,7 @@ from astrai.structured import CompiledGrammar, MaskTable
 
 __all__ = ["SampledRows", "Sampler"]
 
-_RANDOM, _EDITED, _LOGPROBS, _MASKED = 1, 2, 4, 8  # bits of Sampler._flags
+RANDOM, EDITED, LOGPROBS, MASKED = 1, 2, 4, 8  # bits of Sampler._flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class Sampler:
         wants_all = not 0 < params.top_k < self._vocab_size
         has_edits = LogitEdits.needed(params)
         self._flags[slot] = (
-            (0 if params.is_greedy else _RANDOM)
-            | (_EDITED if has_edits else 0)
-            | (0 if params.logprobs is None else _LOGPROBS)
-            | (0 if grammar is None else _MASKED)
+            (0 if params.is_greedy else RANDOM)
+            | (EDITED if has_edits else 0)
+            | (0 if params.logprobs is None else LOGPROBS)
+            | (0 if grammar is None else MASKED)
         )
         self._temperature[slot] = params.temperature
         self._top_p[slot] = params.top_p
@@ -117,16 +117,16 @@ class Sampler:
 
         logprob_rows: list[int] = []
         raw_logprobs = logits
-        if any_flag & _LOGPROBS:
-            logprob_rows = np.flatnonzero(flags & _LOGPROBS).tolist()
+        if any_flag & LOGPROBS:
+            logprob_rows = np.flatnonzero(flags & LOGPROBS).tolist()
             raw_logprobs = compute_logprobs(logits[logprob_rows])
         edited_rows: list[int] = []
-        if any_flag & _EDITED:
-            edited_rows = np.flatnonzero(flags & _EDITED).tolist()
+        if any_flag & EDITED:
+            edited_rows = np.flatnonzero(flags & EDITED).tolist()
             apply_edits(logits, edited_rows, [self._edits[slots[row]] for row in edited_rows])
         masked_rows: list[int] = []
-        if any_flag & _MASKED:
-            masked_rows = np.flatnonzero(flags & _MASKED).tolist()
+        if any_flag & MASKED:
+            masked_rows = np.flatnonzero(flags & MASKED).tolist()
             apply_masks(logits, masked_rows, self._grammars.masks([slots[r] for r in masked_rows]))
 
         # max() carries NaN into the value, so one pass finds both the greedy ids and the faults.
@@ -136,8 +136,8 @@ class Sampler:
         faulty_rows = frozenset[int]()
         if not bool(is_finite.all()):
             faulty_rows = frozenset((~is_finite).nonzero().flatten().tolist())
-        if any_flag & _RANDOM:
-            is_random = (flags & _RANDOM).astype(bool)
+        if any_flag & RANDOM:
+            is_random = (flags & RANDOM).astype(bool)
             is_random[list(faulty_rows)] = False
             self._draw(logits, at, np.flatnonzero(is_random), token_ids)
 
@@ -158,7 +158,7 @@ class Sampler:
         return SampledRows(sampled, faulty_rows, logprobs, completed_rows, grammar_errors)
 
     def _advance(
-        self, rows: list[int], slots: Sequence[int], sampled: list[int]
+        self, rows: list[int], slots: Sequence[int], sampled: Sequence[int]
     ) -> tuple[frozenset[int], dict[int, str]]:
         """Tell the grammars of these rows what was drawn: (completed rows, errors by row)."""
         result = self._grammars.advance([slots[r] for r in rows], [sampled[r] for r in rows])

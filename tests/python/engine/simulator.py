@@ -4,6 +4,9 @@ The pretended KV memory holds, for each token slot, a number that depends on eve
 position. A step may only extend what it can read: writing position p needs the number of p - 1
 from the slot that the pool's table names. A wrong page, an early prefix match, a lost token or a
 slot given to two requests changes the numbers, hence the next tokens, hence the outputs.
+
+Ahead, the next step is planned and computed before the state hears of the last one's tokens, as on
+a GPU: the pretended device then finds a pending token where the row's last draw has left it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from astrai.engine.plan import StepPlan
+from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.scheduling_state import SchedulingState
 from astrai.engine.task import Task, TaskStatus
 
@@ -50,23 +53,35 @@ class SimTask(Task):
 class Simulator:
     """One pool, one state and the tasks it has seen."""
 
-    def __init__(self, pool: Any, seed: int, prefill_chunk: int | None) -> None:
+    def __init__(
+        self, pool: Any, seed: int, prefill_chunk: int | None, is_ahead: bool = False
+    ) -> None:
         self.pool = pool
         self.state: SchedulingState[SimTask] = SchedulingState(pool, prefill_chunk)
         self.random = random.Random(seed)
         self.prefill_chunk = prefill_chunk
         self.memory = np.full(pool.n_tokens + 1, -1, np.int64)
         self.table = np.asarray(pool.table)
+        self.is_ahead = is_ahead
+        self.last_ids = np.full(pool.max_batch_size, -1)  # what the device drew last for each row
+        self.in_flight: list[tuple[StepGroup[SimTask], list[int]]] = []
+        self.n_planned_ahead = 0
+        self.n_wasted = 0
         self.tasks: list[SimTask] = []
         self.cancelled: list[SimTask] = []
         self.out_of_room: list[SimTask] = []
         self.first_admissions: list[int] = []
 
-    def submit(self, prompt_ids: list[int], n_wanted: int, namespace: str = "") -> SimTask:
+    def submit(
+        self, prompt_ids: list[int], n_wanted: int, namespace: str = "", knows_end: bool = False
+    ) -> SimTask:
+        """knows_end: the state is told how many tokens are wanted, and plans no more."""
         task = SimTask(
             f"t{len(self.tasks)}",
             list(prompt_ids),
             namespace,
+            max_tokens=n_wanted if knows_end else None,
+            waits_for_tokens=self.is_ahead and self.random.random() < 0.2,
             n_wanted=n_wanted,
             prompt_ids=list(prompt_ids),
             arrival=len(self.tasks),
@@ -82,36 +97,60 @@ class Simulator:
 
     def step(self) -> StepPlan[SimTask]:
         """Plan, check the plan, compute it, check the pool."""
+        if self.in_flight:
+            if self.state.can_plan_ahead():
+                self.n_planned_ahead += 1
+            else:
+                self._collect()
         known = {id(task) for task in self.state.running}
+        n_preempted = self.state.n_preemptions
         plan = self.state.plan()
+        if self.in_flight:
+            assert self.state.n_preemptions == n_preempted and plan.out_of_room == []
         self.out_of_room += plan.out_of_room
         assert plan.refused == []
         for task in self.state.running:
             if id(task) not in known and task.n_preemptions == 0:
                 self.first_admissions.append(task.arrival)
         self._check_plan(plan)
-        for group in plan.groups:
-            token_ids = []
-            for i, task in enumerate(group.tasks):
-                number = self._forward(task, group.starts[i], group.q_lens[i])
-                if i < group.n_sampled:
-                    token_ids.append(number % VOCAB_SIZE)
-                    task.output_ids.append(token_ids[-1])
-            ended = {
-                i
-                for i, task in enumerate(group.tasks[: group.n_sampled])
-                if len(task.output_ids) == task.n_wanted
-            }
+        launched = [(group, self._launch(group)) for group in plan.groups]
+        self._collect()
+        self.in_flight = launched
+        if not self.is_ahead:
+            self._collect()
+        self.pool.check_integrity()
+        return plan
+
+    def _launch(self, group: StepGroup[SimTask]) -> list[int]:
+        """Compute a group on the pretended device."""
+        token_ids = []
+        for i, task in enumerate(group.tasks):
+            number = self._forward(task, group.starts[i], group.q_lens[i], i < group.n_decode)
+            if i < group.n_sampled:
+                token_ids.append(number % VOCAB_SIZE)
+                self.last_ids[task.req_idx] = token_ids[-1]
+        return token_ids
+
+    def _collect(self) -> None:
+        """Tell the state what the steps in flight have drawn."""
+        for group, token_ids in self.in_flight:
+            ended = set()
+            for i, task in enumerate(group.tasks[: group.n_sampled]):
+                if task.status is TaskStatus.FINISHED:
+                    self.n_wasted += 1
+                    continue
+                task.output_ids.append(token_ids[i])
+                if len(task.output_ids) == task.n_wanted:
+                    ended.add(i)
             self.state.complete(group, token_ids, ended)
             for i in ended:
                 self.state.finish(group.tasks[i])
-        self.pool.check_integrity()
-        return plan
+        self.in_flight = []
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nothing is left to do. Returns how many steps that took."""
         for n_steps in range(max_steps):
-            if not self.state.has_work:
+            if not self.state.has_work and not self.in_flight:
                 return n_steps
             self.step()
         raise AssertionError(f"tasks are left after {max_steps} steps")
@@ -129,9 +168,12 @@ class Simulator:
         assert self.pool.n_free_rows == self.pool.max_batch_size
         assert self.pool.n_held_pages == 0
 
-    def _forward(self, task: SimTask, start: int, q_len: int) -> int:
-        tokens = (task.prompt_ids + task.output_ids)[start : start + q_len]
+    def _forward(self, task: SimTask, start: int, q_len: int, is_decoding: bool) -> int:
+        tokens = self.pool.tokens(task.req_idx)[start : start + q_len]
         assert len(tokens) == q_len, f"{task.task_id} has no tokens up to {start + q_len}"
+        if is_decoding:
+            assert tokens in ([self.last_ids[task.req_idx]], [-1])
+            tokens = [int(self.last_ids[task.req_idx])]
         slots = self.table[task.req_idx]
         number = int(self.memory[slots[start - 1]]) if start else 0
         assert number >= 0, f"{task.task_id} reads a slot that nobody has written"
@@ -150,14 +192,13 @@ class Simulator:
         n_prefill = 0
         for group in plan.groups:
             for i, task in enumerate(group.tasks):
-                reaches_end = group.starts[i] + group.q_lens[i] == len(
-                    task.prompt_ids + task.output_ids
-                )
+                n_tokens = len(task.prompt_ids) + task.n_drawn - (i < group.n_sampled)
+                reaches_end = group.starts[i] + group.q_lens[i] == n_tokens
                 assert reaches_end == (i < group.n_sampled)
                 assert (group.starts[i] >= task.n_prefill) == (i < group.n_decode)
                 if i >= group.n_decode:
                     n_prefill += group.q_lens[i]
         if self.prefill_chunk:
             assert n_prefill <= self.prefill_chunk
-        if running:
+        if running and not self.in_flight:
             assert rows, "tasks are running but none has work"

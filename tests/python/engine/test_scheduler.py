@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from ahead_executor import run_engines_ahead
 from toy_model import END_ID, Collector, ToyModel, toy_engine
 
 from astrai.engine import (
@@ -40,6 +41,14 @@ def run_all(
 
 def requests_of(params: SamplingParams) -> list[GenerationRequest]:
     return [GenerationRequest(prompt, params) for prompt in PROMPTS]
+
+
+@pytest.fixture(params=["step by step", "ahead"], autouse=True)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Everything holds for both ways of running the loop."""
+    if request.param == "ahead":
+        run_engines_ahead(monkeypatch)
+    return str(request.param)
 
 
 POOLS = {
@@ -172,7 +181,7 @@ def test_a_cached_prompt_of_whole_pages_gets_the_room_of_a_new_one() -> None:
         assert len(cold) == 5 and warm == cold
 
 
-def test_held_text_is_released_by_a_cancel() -> None:
+def test_held_text_is_released_by_a_cancel(mode: str) -> None:
     gate = threading.Semaphore(0)
     model = ToyModel()
     model.on_forward = lambda: gate.acquire(timeout=30) and None
@@ -183,7 +192,10 @@ def test_held_text_is_released_by_a_cancel() -> None:
         )
         request_id = engine.client.submit(request, sink)
         gate.release(3)
-        while engine.get_stats()["total_tokens"] != 3:
+        n_told = (
+            2 if mode == "ahead" else 3
+        )  # ahead, the fourth forward waits before the third is told
+        while engine.get_stats()["total_tokens"] != n_told:
             time.sleep(0.002)
         engine.client.cancel(request_id)
         engine.client.cancel(request_id)
@@ -377,3 +389,30 @@ def test_events_that_piled_up_are_told_as_one() -> None:
     assert (merged.text, merged.token_ids, merged.n_output) == ("abc", [1, 2, 3], 3)
     assert merged.finish_reason == "length"
     assert merged.logprobs is not None and len(merged.logprobs) == 3
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_last_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executors = run_engines_ahead(monkeypatch)
+    with toy_engine(max_batch_size=5, **POOLS["paged"]) as engine:
+        run_all(engine, requests_of(greedy(24)))
+        assert executors[0].most_in_flight == 2
+        assert not executors[0].in_flight
+
+
+def test_a_request_that_stops_unforeseen_leaves_its_neighbours_alone(
+    expected: list[list[list[int]]],
+) -> None:
+    """Ahead, the stopped requests are part of one step too many, and their rows are taken again."""
+    stops = [ids[5] for ids in expected[0]]
+    with toy_engine(max_batch_size=3, **POOLS["paged"]) as engine:
+        requests = []
+        for prompt, stop in zip(PROMPTS, stops, strict=True):
+            requests.append(GenerationRequest(prompt, greedy(24)))
+            requests.append(GenerationRequest(prompt, greedy(24, stop_token_ids=(stop,))))
+        token_ids, last = run_all(engine, requests)
+    assert token_ids[::2] == expected[0]
+    for ids, whole, stop in zip(token_ids[1::2], expected[0], stops, strict=True):
+        assert ids == whole[: whole.index(stop) + 1]
+    assert {event.finish_reason for event in last[1::2]} == {"stop"}

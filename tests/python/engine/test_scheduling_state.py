@@ -31,11 +31,12 @@ def random_prompt(simulator: Simulator, longest: int) -> list[int]:
 
 @pytest.mark.parametrize("pool_name", POOLS)
 @pytest.mark.parametrize("prefill_chunk", [1, 7, None])
+@pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_task_generates_what_it_generates_alone(
-    pool_name: str, prefill_chunk: int | None, seed: int
+    pool_name: str, prefill_chunk: int | None, is_ahead: bool, seed: int
 ) -> None:
-    simulator = Simulator(POOLS[pool_name](), seed, prefill_chunk)
+    simulator = Simulator(POOLS[pool_name](), seed, prefill_chunk, is_ahead)
     rng = simulator.random
     longest = min(simulator.pool.max_seq_len, simulator.pool.n_tokens) // 2
     for _ in range(60):
@@ -43,7 +44,8 @@ def test_every_task_generates_what_it_generates_alone(
             prompt_ids = random_prompt(simulator, longest)
             room = generation_room(simulator.pool, len(prompt_ids))
             namespace = rng.choice(["", "", "other"])
-            simulator.submit(prompt_ids, rng.randint(1, min(room, longest)), namespace)
+            n_wanted = rng.randint(1, min(room, longest))
+            simulator.submit(prompt_ids, n_wanted, namespace, knows_end=rng.random() < 0.5)
         if rng.random() < 0.15:
             simulator.cancel(rng.choice(simulator.tasks or [simulator.submit([1], 1)]))
         simulator.step()
@@ -56,6 +58,8 @@ def test_every_task_generates_what_it_generates_alone(
         assert simulator.state.n_preemptions > 0
     if pool_name in ("paged", "tight"):
         assert simulator.state.n_prefix_hit_tokens > 0
+    assert (simulator.n_planned_ahead > 50) is is_ahead
+    assert (simulator.n_wasted > 0) is is_ahead
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,14 +72,15 @@ def test_any_mix_of_events_ends_with_right_outputs_and_an_empty_pool(
     n_rows = data.draw(st.integers(1, 5), label="n_rows")
     pool = _C.PagePool(n_rows, 48, page_size, n_pages * page_size)
     chunk = data.draw(st.one_of(st.none(), st.integers(1, 9)), label="prefill_chunk")
-    simulator = Simulator(pool, 0, chunk)
+    simulator = Simulator(pool, 0, chunk, data.draw(st.booleans(), label="is_ahead"))
     for _ in range(data.draw(st.integers(1, 25), label="n_events")):
         event = data.draw(st.sampled_from(["submit", "submit", "step", "step", "cancel"]))
         if event == "submit":
             prompt_ids = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=12))
             room = generation_room(pool, len(prompt_ids))
             if room >= 1:
-                simulator.submit(prompt_ids, data.draw(st.integers(1, min(room, 30))))
+                n_wanted = data.draw(st.integers(1, min(room, 30)))
+                simulator.submit(prompt_ids, n_wanted, knows_end=data.draw(st.booleans()))
         elif event == "cancel" and simulator.tasks:
             simulator.cancel(data.draw(st.sampled_from(simulator.tasks)))
         else:
@@ -206,3 +211,35 @@ def test_room_is_what_the_pool_can_hold_and_one_unwritten_token(n_prompt: int, r
 @pytest.mark.parametrize(("n_prompt", "room"), [(1, 63), (63, 1), (64, 0)])
 def test_room_is_what_the_context_leaves(n_prompt: int, room: int) -> None:
     assert generation_room(_C.PagePool(2, 64), n_prompt) == room
+
+
+def test_a_task_that_ends_unforeseen_costs_one_row_of_one_step_and_a_foreseen_end_none() -> None:
+    for knows_end, n_wasted in ((False, 1), (True, 0)):
+        simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, None, is_ahead=True)
+        task = simulator.submit([1, 2, 3], n_wanted=9, knows_end=knows_end)
+        task.waits_for_tokens = False
+        simulator.run()
+        assert task.output_ids == expected_output([1, 2, 3], 9)
+        assert simulator.n_wasted == n_wasted
+        assert simulator.n_planned_ahead >= 8
+
+
+def test_a_task_that_waits_for_its_tokens_lets_the_others_go_on() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, None, is_ahead=True)
+    waiting, other = (simulator.submit([i, 2], n_wanted=20, knows_end=True) for i in (1, 2))
+    waiting.waits_for_tokens, other.waits_for_tokens = True, False
+    for _ in range(12):
+        simulator.step()
+    assert (len(waiting.output_ids), len(other.output_ids)) == (6, 11)
+    simulator.run()
+    simulator.check_outputs()
+
+
+def test_a_pool_without_room_for_the_next_tokens_is_not_planned_ahead() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 8), 0, None, is_ahead=True)
+    simulator.submit([1, 2, 3], n_wanted=30)
+    seen = []
+    for _ in range(6):
+        simulator.step()
+        seen.append(simulator.state.can_plan_ahead())
+    assert seen == [True, True, True, True, True, False]

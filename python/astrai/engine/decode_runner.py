@@ -1,0 +1,110 @@
+"""A whole decode step on a GPU as one function of fixed addresses, and its captured graphs.
+
+The step: the ids that were drawn last, embedding, layers, head, draw, and the drawn ids in their
+place for the next step. A graph is captured when a number of rows is needed for the first time:
+that step runs eagerly, at the same padded size, which also warms the libraries up for the capture.
+All graphs share one memory pool, as they run one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from astrai.sampling.device_sampler import DeviceSampler, RowDraw, RowParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from astrai.engine.executor import ForwardModel
+    from astrai.kvcache import FixedStep
+
+__all__ = ["DecodeRunner", "padded_rows"]
+
+
+def padded_rows(n_rows: int, max_rows: int) -> int:
+    """The next of 1, 2, 4, 8, 16, 24, 32, ... and max_rows."""
+    padded = 1 << (n_rows - 1).bit_length() if n_rows <= 8 else -(-n_rows // 8) * 8
+    return min(padded, max_rows)
+
+
+class DecodeRunner:
+    """Runs decode steps on the current stream. Single-threaded."""
+
+    def __init__(
+        self,
+        model: ForwardModel,
+        sampler: DeviceSampler,
+        last_ids: Tensor,
+        vocab_size: int,
+        dtype: torch.dtype,
+        enable_cuda_graph: bool,
+    ) -> None:
+        """last_ids: int32 [max_batch_size + 1] the id drawn last for each row of the pool; the last
+        entry is that of padding rows."""
+        self._model = model
+        self._sampler = sampler
+        self._last_ids = last_ids
+        self._enable_cuda_graph = enable_cuda_graph
+        max_rows = len(last_ids) - 1
+        self._draw_words = last_ids.new_empty(RowDraw.n_words(max_rows))
+        self._logits_shape, self._dtype = (max_rows, vocab_size), dtype
+        self._logits: Tensor | None = None  # made when a step first has to be drawn outside
+        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+
+    @property
+    def n_graphs(self) -> int:
+        return len(self._graphs)
+
+    def draw(self, step: FixedStep, has_wide_rows: bool) -> RowDraw:
+        """Run a step with its draw. The result lies at a fixed address: copy it before the next."""
+        n_rows = len(step.batch.position_ids)
+        out = RowDraw.of(self._draw_words, n_rows)
+
+        def whole_step() -> None:
+            self._sampler.draw(self._forward(step), RowParams.of(step.extra), out, has_wide_rows)
+            self.keep(step.batch.kv_cache.req_pool_indices, out.token_ids)
+
+        self._run(step, "wide" if has_wide_rows else "narrow", whole_step)
+        return out
+
+    def logits(self, step: FixedStep) -> Tensor:
+        """Run a step up to its logits [n_rows, vocab_size], at a fixed address, for a draw that
+        needs more than `draw` does."""
+        if self._logits is None:
+            self._logits = torch.empty(
+                self._logits_shape, dtype=self._dtype, device=self._last_ids.device
+            )
+        logits = self._logits[: len(step.batch.position_ids)]
+        self._run(step, "logits", lambda: logits.copy_(self._forward(step)))
+        return logits
+
+    def keep(self, rows: Tensor, token_ids: Tensor) -> None:
+        """Put drawn ids where the next step finds them. rows: of the pool; both int32 [n]."""
+        self._last_ids.index_copy_(0, rows.to(torch.int64), token_ids)
+
+    def _forward(self, step: FixedStep) -> Tensor:
+        batch = step.batch
+        ids = self._last_ids.index_select(0, batch.kv_cache.req_pool_indices)
+        return self._model.forward(ids, batch.position_ids, batch.kv_cache, "decode")
+
+    def _run(self, step: FixedStep, kind: str, function: Callable[[], object]) -> None:
+        if not self._enable_cuda_graph:
+            function()
+            return
+        key = (len(step.batch.position_ids), kind)
+        known = self._graphs.get(key)
+        if known is not None:
+            known.replay()
+            return
+        function()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+        try:
+            function()
+        finally:
+            graph.capture_end()
+        self._graphs[key] = graph

@@ -1,0 +1,270 @@
+"""Sampling on a GPU for the engine: nothing is read back to draw, and the ids stay on the device.
+
+A step has two halves. On the host `plan` turns the slots of the rows into words of the step's one
+copy to the device, and counts their tokens as drawn; on the device `draw` reads those words. The
+second half may be part of a captured graph; edits and log-probabilities have their own launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from astrai.extension import ops
+from astrai.sampling.device_edits import edit_lists
+from astrai.sampling.logprobs import TokenLogprob
+from astrai.sampling.params import SamplingParams
+from astrai.sampling.penalties import LogitEdits
+from astrai.sampling.sampler import EDITED, LOGPROBS, MASKED, RANDOM, Sampler
+from astrai.structured import CompiledGrammar
+
+__all__ = [
+    "WORDS_PER_ROW",
+    "DeviceSampler",
+    "RowDraw",
+    "RowParams",
+    "RowPlan",
+    "SpecialRows",
+    "token_logprobs",
+]
+
+WORDS_PER_ROW = 8  # int32 words of a row's parameters
+_MAX_NARROW_TOP_K = 512  # of `ops.sample`: up to here the candidates of a row fit one thread block
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What the host knows of a step's rows."""
+
+    slots: Sequence[int]  # [n_rows]
+    generations: npt.NDArray[np.int64]  # [n_rows] which request of its slot each row is
+    has_wide_rows: bool  # some row draws among more than _MAX_NARROW_TOP_K tokens
+    edits: list[LogitEdits | None] | None  # [n_rows]; None when no row has any
+    n_generated: list[int]  # [n_rows] tokens drawn before this one; empty without edits
+    n_top: list[int | None] | None  # [n_rows] alternatives asked for; None when no row asks
+    masked_rows: list[int]  # rows that follow a grammar
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `draw` alone does it all."""
+        return self.edits is None and self.n_top is None and not self.masked_rows
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """Parameters of n rows on the device: views of [WORDS_PER_ROW * n] int32 words."""
+
+    seeds: torch.Tensor  # int64
+    positions: torch.Tensor  # int64
+    temperature: torch.Tensor  # float32
+    top_p: torch.Tensor  # float32
+    min_p: torch.Tensor  # float32
+    top_k: torch.Tensor  # int32
+
+    @staticmethod
+    def of(words: torch.Tensor) -> RowParams:
+        """words: int32 [WORDS_PER_ROW * n], as `DeviceSampler.plan` wrote them; on 8 bytes."""
+        n = len(words) // WORDS_PER_ROW
+        parts = torch.split(words, [2 * n, 2 * n, n, n, n, n])
+        seeds, positions, temperature, top_p, min_p, top_k = parts
+        return RowParams(
+            seeds=seeds.view(torch.int64),
+            positions=positions.view(torch.int64),
+            temperature=temperature.view(torch.float32),
+            top_p=top_p.view(torch.float32),
+            min_p=min_p.view(torch.float32),
+            top_k=top_k,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowDraw:
+    """Where the draw of up to n rows goes: views of one int32 tensor."""
+
+    words: torch.Tensor  # int32 [n + ceil(n / 4)]
+    token_ids: torch.Tensor  # int32 [n]
+    is_faulty: torch.Tensor  # uint8 [n]
+
+    @staticmethod
+    def of(words: torch.Tensor, n: int) -> RowDraw:
+        """words: int32 [n + ceil(n / 4) or more]."""
+        words = words[: RowDraw.n_words(n)]
+        return RowDraw(words, words[:n], words[n:].view(torch.uint8)[:n])
+
+    @staticmethod
+    def n_words(n: int) -> int:
+        return n + -(-n // 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialRows:
+    """What only some rows have, as `ops.sample` takes it."""
+
+    edits: ops.LogitEdits | None = None
+    bitmask: torch.Tensor | None = None  # int32 [n masks, ceil(vocab_size / 32)]
+    bitmask_rows: torch.Tensor | None = None  # int32 [n]
+
+
+_NOTHING_SPECIAL = SpecialRows()
+
+
+class DeviceSampler(Sampler):
+    """The slots of `Sampler`, drawn by `ops.sample`. Single-threaded."""
+
+    def __init__(self, vocab_size: int, device: torch.device, max_rows: int) -> None:
+        """max_rows: of one draw, padding included."""
+        super().__init__(vocab_size)
+        self._device = device
+        self._generation = np.zeros(len(self._flags), np.int64)  # requests a slot has had
+        self._workspace = torch.empty(
+            ops.sample_workspace_bytes(max_rows, vocab_size), dtype=torch.uint8, device=device
+        )
+
+    def plan(
+        self, slots: Sequence[int], words: npt.NDArray[np.int32], n_padded: int | None = None
+    ) -> RowPlan:
+        """Write the parameters of these slots to words [WORDS_PER_ROW * n_padded], which travel to
+        the device, and count one token more for each. Padding rows take the best token."""
+        n = len(slots)
+        n_padded = n if n_padded is None else n_padded
+        at = np.asarray(slots, np.intp)
+        flags = self._flags[at]
+        any_flag = int(np.bitwise_or.reduce(flags)) if n else 0
+        is_random = (flags & RANDOM) != 0
+        ends = np.cumsum([2, 2, 1, 1, 1]) * n_padded
+        seeds, positions, temperature, top_p, min_p, top_k = np.split(words, ends)
+        seeds.view(np.uint64)[:n] = self._seed[at]
+        positions.view(np.int64)[:n] = self._position[at]
+        for column, values in (
+            (temperature, np.where(is_random, self._temperature[at], 0)),
+            (top_p, self._top_p[at]),
+            (min_p, self._min_p[at]),
+        ):
+            column.view(np.float32)[:n] = values
+            column[n:] = 0
+        top_k[:n] = self._top_k[at]
+        seeds[2 * n :] = positions[2 * n :] = 0
+        top_k[n:] = 1
+        edits, n_generated = None, []
+        if any_flag & EDITED:
+            edits = [self._edits.get(slot) for slot in slots]
+            n_generated = self._position[at].tolist()
+        self._position[at] += 1
+        n_top: list[int | None] | None = None
+        if any_flag & LOGPROBS:
+            asks = ((flags & LOGPROBS) != 0).tolist()
+            n_top = [k if ask else None for k, ask in zip(self._n_top[at], asks, strict=True)]
+        masked_rows = np.flatnonzero(flags & MASKED).tolist() if any_flag & MASKED else []
+        is_wide = is_random & (self._top_k[at] > _MAX_NARROW_TOP_K)
+        return RowPlan(
+            slots,
+            self._generation[at],
+            bool(is_wide.any()),
+            edits,
+            n_generated,
+            n_top,
+            masked_rows,
+        )
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        params: RowParams,
+        out: RowDraw,
+        has_wide_rows: bool,
+        special: SpecialRows | None = None,
+    ) -> None:
+        """Draw a token of each row of logits [n, vocab_size] into out. Launches only."""
+        special = special or _NOTHING_SPECIAL
+        ops.sample(
+            logits,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            params.seeds,
+            params.positions,
+            edits=special.edits,
+            bitmask=special.bitmask,
+            bitmask_rows=special.bitmask_rows,
+            has_wide_rows=has_wide_rows,
+            token_ids=out.token_ids,
+            is_faulty=out.is_faulty,
+            workspace=self._workspace,
+        )
+
+    def special_rows(self, plan: RowPlan, n_padded: int) -> SpecialRows:
+        """The plan's edits and masks on their way to the device; padding rows have none."""
+        n_more = n_padded - plan.n_rows
+        edits = bitmask = bitmask_rows = None
+        if plan.edits is not None:
+            edits = edit_lists(
+                plan.edits + [None] * n_more, plan.n_generated + [0] * n_more, self._device
+            )
+        if plan.masked_rows:
+            masks = self._grammars.masks([plan.slots[row] for row in plan.masked_rows])
+            rows = np.full(n_padded, -1, np.int32)
+            rows[plan.masked_rows] = np.arange(len(masks))
+            bitmask, bitmask_rows = _send(masks, self._device), _send(rows, self._device)
+        return SpecialRows(edits, bitmask, bitmask_rows)
+
+    def note(
+        self, plan: RowPlan, token_ids: Sequence[int], faulty_rows: frozenset[int]
+    ) -> tuple[frozenset[int], dict[int, str]]:
+        """Tell edits and grammars what was drawn: (completed rows, grammar errors by row). Rows
+        whose request has left its slot since are passed over."""
+        for row, edit in enumerate(plan.edits or ()):
+            if edit is not None and row not in faulty_rows:
+                edit.count(token_ids[row])
+        if not plan.masked_rows:
+            return frozenset(), {}
+        is_there = self._generation[np.asarray(plan.slots, np.intp)] == plan.generations
+        rows = [row for row in plan.masked_rows if is_there[row] and row not in faulty_rows]
+        return self._advance(rows, plan.slots, token_ids)
+
+    def add(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        end_ids: Iterable[int] = (),
+        grammar: CompiledGrammar | None = None,
+    ) -> int:
+        slot = super().add(params, prompt_ids, end_ids, grammar)
+        if slot >= len(self._generation):
+            more = np.zeros(len(self._flags) - len(self._generation), np.int64)
+            self._generation = np.concatenate([self._generation, more])
+        return slot
+
+    def remove(self, slot: int) -> None:
+        super().remove(slot)
+        self._generation[slot] += 1
+
+
+def _send(array: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
+
+
+def token_logprobs(
+    n_top: Sequence[int | None],
+    token_ids: Sequence[int],
+    chosen: Sequence[float],
+    top_ids: Sequence[Sequence[int]],
+    top_logprobs: Sequence[Sequence[float]],
+) -> list[TokenLogprob | None]:
+    """Entries of the rows that ask, from what `ops.top_logprobs` gave for all rows."""
+    return [
+        None
+        if n is None
+        else TokenLogprob(token_id, logprob, tuple(zip(ids[:n], values[:n], strict=True)))
+        for n, token_id, logprob, ids, values in zip(
+            n_top, token_ids, chosen, top_ids, top_logprobs, strict=False
+        )
+    ]
