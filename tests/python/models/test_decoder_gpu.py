@@ -176,24 +176,23 @@ def check(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", TINY_MODELS)
-@torch.inference_mode()
 def test_tiny_models_choose_the_reference_ids(name: str, dtype: torch.dtype, goldens: Path) -> None:
     folder = goldens / "tiny" / name
     model = load_model(folder, device="cuda", dtype=dtype, progress=False).model
     records = read_records(folder / "golden.jsonl")
     share_off = TINY_SHARE_OFF[dtype]
-    check(records, [prefill_ids(model, record) for record in records], dtype, share_off)
-    check(records, decode_ids(model, records), dtype, share_off)
+    with torch.inference_mode():
+        check(records, [prefill_ids(model, record) for record in records], dtype, share_off)
+        check(records, decode_ids(model, records), dtype, share_off)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", DTYPES)
-@torch.inference_mode()
 def test_the_default_model_chooses_the_reference_ids(
     default_model_path: Path, dtype: torch.dtype, goldens: Path
 ) -> None:
     model = load_model(default_model_path, device="cuda", dtype=dtype, progress=False).model
     records = read_records(goldens / "smollm2.jsonl")
-    with attn_backend("cuda"):
+    with torch.inference_mode(), attn_backend("cuda"):
         check(records, [prefill_ids(model, record) for record in records], dtype)
         check(records, decode_ids(model, records), dtype)
