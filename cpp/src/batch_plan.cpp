@@ -150,7 +150,8 @@ Layout BatchPlan::build(const PlanRows& rows, PlanStaging staging, int64_t q_til
            std::to_string(staging.size) + ". BatchPlan.staging_size tells what suffices");
   }
   write_packed(rows, layout, staging.values);
-  write_rows(rows, layout, q_tile_rows, staging.values);
+  write_rows(rows, layout, staging.values);
+  write_tiles(rows, layout, q_tile_rows, staging.values);
   layout.dirty_spans = pool_->take_dirty();
   return layout;
 }
@@ -175,15 +176,13 @@ void BatchPlan::write_packed(const PlanRows& rows, const Layout& layout, int32_t
   std::fill_n(out_cache_loc, n_padding, static_cast<int32_t>(pool_->reserved_slot()));
 }
 
-// The sections with one entry a row, or one a tile.
-void BatchPlan::write_rows(const PlanRows& rows, const Layout& layout, int64_t q_tile_rows, int32_t* staging) const {
+// The sections with one entry a row.
+void BatchPlan::write_rows(const PlanRows& rows, const Layout& layout, int32_t* staging) const {
   int32_t* seq_lens = staging + layout.sections[kSeqLens].offset;
   int32_t* req_pool_indices = staging + layout.sections[kReqPoolIndices].offset;
   int32_t* kv_indptr = staging + layout.sections[kKvIndptr].offset;
   int32_t* qo_indptr = staging + layout.sections[kQoIndptr].offset;
   int32_t* logits_indices = staging + layout.sections[kLogitsIndices].offset;
-  int32_t* q_tile_to_batch = staging + layout.sections[kQTileToBatch].offset;
-  int32_t* q_tile_to_index = staging + layout.sections[kQTileToIndex].offset;
   int32_t* decode_split_indptr = staging + layout.sections[kDecodeSplitIndptr].offset;
   kv_indptr[0] = qo_indptr[0] = decode_split_indptr[0] = 0;
   for (int64_t row = 0; row < layout.n_rows; ++row) {
@@ -196,11 +195,30 @@ void BatchPlan::write_rows(const PlanRows& rows, const Layout& layout, int64_t q
     qo_indptr[row + 1] = qo_indptr[row] + q_len;
     logits_indices[row] = qo_indptr[row + 1] - 1;
     decode_split_indptr[row + 1] = decode_split_indptr[row] + static_cast<int32_t>(ceil_div(seq_len, split_len_));
-    const auto n_tiles = static_cast<int32_t>(ceil_div(q_len, q_tile_rows));
-    for (int32_t tile = 0; tile < n_tiles; ++tile) {
-      *q_tile_to_batch++ = static_cast<int32_t>(row);
-      *q_tile_to_index++ = tile;
+  }
+}
+
+void BatchPlan::write_tiles(const PlanRows& rows, const Layout& layout, int64_t q_tile_rows, int32_t* staging) const {
+  struct Tile {
+    int64_t order;  // keys that its last query row sees, 0 in a row of one token
+    int32_t row, index;
+  };
+  std::vector<Tile> tiles;
+  tiles.reserve(static_cast<std::size_t>(layout.n_tiles));
+  for (int64_t row = 0; row < layout.n_rows; ++row) {
+    const bool is_padding = row >= rows.req_indices.size;
+    const int64_t q_len = is_padding ? 1 : rows.q_lens[row], start = is_padding ? 0 : rows.starts[row];
+    for (int64_t index = 0; index * q_tile_rows < q_len; ++index) {
+      const int64_t n_keys = start + std::min((index + 1) * q_tile_rows, q_len);
+      tiles.push_back({q_len == 1 ? 0 : n_keys, static_cast<int32_t>(row), static_cast<int32_t>(index)});
     }
+  }
+  std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) { return a.order < b.order; });
+  int32_t* q_tile_to_batch = staging + layout.sections[kQTileToBatch].offset;
+  int32_t* q_tile_to_index = staging + layout.sections[kQTileToIndex].offset;
+  for (const Tile& tile : tiles) {
+    *q_tile_to_batch++ = tile.row;
+    *q_tile_to_index++ = tile.index;
   }
 }
 

@@ -62,8 +62,8 @@ TEST_CASE("a mixed step packs the rows in order") {
   CHECK(staging.section(layout, "kv_indptr") == Values{0, 4, 7});
   CHECK(staging.section(layout, "qo_indptr") == Values{0, 3, 4});
   CHECK(staging.section(layout, "logits_indices") == Values{2, 3});
-  CHECK(staging.section(layout, "q_tile_to_batch") == Values{0, 0, 1});
-  CHECK(staging.section(layout, "q_tile_to_index") == Values{0, 1, 0});
+  CHECK(staging.section(layout, "q_tile_to_batch") == Values{1, 0, 0});
+  CHECK(staging.section(layout, "q_tile_to_index") == Values{0, 0, 1});
   CHECK(staging.section(layout, "decode_split_indptr") == Values{0, 2, 4});
   CHECK(layout.max_len == 4);
   CHECK(layout.max_q_len == 3);

@@ -12,7 +12,9 @@
 //   kv_indptr           [n_rows + 1]   prefix sum of seq_lens
 //   qo_indptr           [n_rows + 1]   prefix sum of q_lens
 //   logits_indices      [n_rows]       packed index of each row's last token
-//   q_tile_to_batch     [n_tiles]      the row of each tile of q_tile_rows query rows, row by row
+//   q_tile_to_batch     [n_tiles]      the row of each tile of q_tile_rows query rows: rows of one token in their order,
+//                                      then all others' tiles by the keys that they see, fewest first. The prefill kernel
+//                                      starts at the end, so that no long tile is left over for the last moment
 //   q_tile_to_index     [n_tiles]      and the tile's number within that row
 //   decode_split_indptr [n_rows + 1]   prefix sum of ceil(seq_len / split_len)
 //
@@ -74,14 +76,15 @@ class BatchPlan {
   // Writes the plan. q_tile_rows: query rows of one tile of the prefill kernel. pad_to: rows to fill up to, 0 for none.
   // Modifies the staging buffer and takes the pool's dirty spans. Throws std::invalid_argument, with neither touched, when
   // a row is not in use or twice there, when it wants tokens it does not know or has no slots for, and when a size is out
-  // of its limit; the message names the row. O(total_q + rows).
+  // of its limit; the message names the row. O(total_q + rows + n_tiles log n_tiles).
   Layout build(const PlanRows& rows, PlanStaging staging, int64_t q_tile_rows = 64, int64_t pad_to = 0);
 
  private:
   Layout measure(const PlanRows& rows, int64_t q_tile_rows, int64_t pad_to);
   void check_row(const PlanRows& rows, int64_t row);
   void write_packed(const PlanRows& rows, const Layout& layout, int32_t* staging) const;
-  void write_rows(const PlanRows& rows, const Layout& layout, int64_t q_tile_rows, int32_t* staging) const;
+  void write_rows(const PlanRows& rows, const Layout& layout, int32_t* staging) const;
+  void write_tiles(const PlanRows& rows, const Layout& layout, int64_t q_tile_rows, int32_t* staging) const;
 
   PagePool* pool_;
   int64_t max_total_q_;

@@ -51,6 +51,14 @@ def naive_sections(
     seq_lens += [1] * n_padding
     for row, q_len in enumerate(q_lens):
         tiles += [(row, tile) for tile in range(-(-q_len // q_tile_rows))]
+    n_cached = [seq_len - q_len for seq_len, q_len in zip(seq_lens, q_lens, strict=True)]
+
+    def order(tile: tuple[int, int]) -> int:  # rows of one token first, then fewest visible keys
+        row, index = tile
+        q_len = q_lens[row]
+        return 0 if q_len == 1 else n_cached[row] + min((index + 1) * q_tile_rows, q_len)
+
+    tiles.sort(key=order)
     return {
         "token_ids": ids + [0] * n_padding,
         "position_ids": positions + [0] * n_padding,
