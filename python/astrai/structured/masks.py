@@ -8,6 +8,7 @@ when the next step samples, and stays valid through preemption. Single-threaded.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Advance", "MaskTable"]
 
-_MIN_PARALLEL_ROWS = 4  # below, handing rows to other threads costs more than it saves
+# Below these, handing rows to other threads costs more than it saves.
+_MIN_PARALLEL_ROWS = 8
+_MIN_PARALLEL_CPUS = 4
 # A mask that takes longer fails its request: every other request of the batch waits for it. After a
 # step that took _SLOW_STEP_S the rows are filled one by one, to find which one it is.
 _MAX_MASK_S = 0.1  # of CPU time
@@ -60,6 +63,7 @@ class MaskTable:
         self._rows: dict[int, _Row] = {}
         self._executor: llguidance.LLExecutor | None = None
         self._is_slow = False
+        self._is_parallel = (os.cpu_count() or 1) >= _MIN_PARALLEL_CPUS
 
     def add(self, slot: int, grammar: CompiledGrammar, end_ids: Iterable[int]) -> None:
         """Start a grammar in a free slot. end_ids: tokens that end this request's answer; they are
@@ -120,7 +124,7 @@ class MaskTable:
         begun = time.perf_counter()
         too_slow: set[int] = set()
         address, row_bytes = self._words.ctypes.data, self._words.strides[0]
-        if len(slots) < _MIN_PARALLEL_ROWS or self._is_slow:
+        if len(slots) < _MIN_PARALLEL_ROWS or not self._is_parallel or self._is_slow:
             for slot in slots:
                 before = time.thread_time()
                 matcher = self._rows[slot].matcher

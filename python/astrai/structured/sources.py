@@ -12,7 +12,7 @@ __all__ = ["schema_rule", "source_of"]
 
 # Whitespace between the tokens of JSON: what indented JSON needs, and no more. A model in a loop
 # could otherwise fill its answer with blank lines.
-_WHITESPACE = r"\n?[ \t]{0,40}"
+_WHITESPACE = r"\n?[ \t]{0,20}"
 _JSON_OPTIONS = {"whitespace_pattern": _WHITESPACE, "lenient": False, "coerce_one_of": False}
 
 
