@@ -34,13 +34,11 @@ class StepGroup(Generic[T]):
 class StepPlan(Generic[T]):
     """One step. out_of_room: tasks that had to end here because the pool cannot grow for them.
 
-    refused: tasks that the pool could never hold, with the reason. n_decode: tasks of all groups
-    that compute one generated token; the others prefill. admitted: tasks that left the waiting
-    queue for the first time.
+    refused: tasks that the pool could never hold, with the reason. admitted: tasks that left the
+    waiting queue for the first time.
     """
 
     groups: list[StepGroup[T]]
     out_of_room: list[T]
     refused: list[tuple[T, str]]
-    n_decode: int
     admitted: list[T]

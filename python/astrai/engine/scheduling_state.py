@@ -181,7 +181,7 @@ class SchedulingState(Generic[T]):
         for group in groups:
             self._promise(group)
         admitted, self._admitted = self._admitted, []
-        return StepPlan(groups, out_of_room, refused, len(decoding), admitted)
+        return StepPlan(groups, out_of_room, refused, admitted)
 
     def _promise(self, group: StepGroup[T]) -> None:
         for task, q_len in zip(group.tasks, group.q_lens, strict=True):

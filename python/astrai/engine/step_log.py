@@ -14,7 +14,7 @@ from astrai.engine.plan import StepPlan
 
 __all__ = ["StepLog", "StepRecord"]
 
-_N_KEPT = 512
+_N_KEPT = 1024
 
 
 class StepRecord(NamedTuple):
@@ -22,7 +22,7 @@ class StepRecord(NamedTuple):
 
     idx: int  # counts from 1
     ended_at: float
-    duration_s: float
+    duration_s: float  # from its plan to its results; steps launched ahead overlap
     n_prefill_tokens: int
     n_decode: int  # requests that computed one generated token
     n_sampled: int  # tokens drawn
@@ -46,13 +46,14 @@ class StepLog:
         ttft_s: Sequence[float],
     ) -> None:
         n_tokens = sum([sum(group.q_lens) for group in plan.groups])
+        n_decode = sum([group.n_decode for group in plan.groups])
         self._records.append(
             StepRecord(
                 idx,
                 ended_at,
                 ended_at - began_at,
-                n_tokens - plan.n_decode,
-                plan.n_decode,
+                n_tokens - n_decode,
+                n_decode,
                 sum([group.n_sampled for group in plan.groups]),
                 itl_s,
                 tuple(ttft_s),

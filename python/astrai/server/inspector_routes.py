@@ -25,7 +25,10 @@ from astrai.server.sse import encode_json
 router = APIRouter()
 
 
-@router.get("/debug/inspector")
+_SINCE = {"name": "since", "in": "query", "schema": {"type": "integer", "minimum": 0}}
+
+
+@router.get("/debug/inspector", openapi_extra={"parameters": [_SINCE]})
 async def inspector(request: Request) -> Response:
     """Requests, pages, prefix tree and the steps after `?since=` (0 for all that are kept)."""
     link = require_engine(request)

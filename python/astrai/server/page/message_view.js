@@ -73,12 +73,12 @@ function action(label, name, onclick) {
 function shown({ numbers, end }) {
   const parts = [];
   if (numbers?.tokensPerS) parts.push([`${fixed(numbers.tokensPerS)} tokens/s`, "Tokens a second after the first one"]);
-  if (numbers?.firstTokenS) parts.push([`first after ${seconds(numbers.firstTokenS)}`, "Time from sending to the first token"]);
+  if (numbers?.firstTokenS) parts.push([`first token ${seconds(numbers.firstTokenS)}`, "Time from sending to the first token"]);
   if (numbers?.prompt) {
     const cached = numbers.cached ? ` (${numbers.cached} cached)` : "";
-    parts.push([`${numbers.prompt}${cached} in`, "Prompt tokens, and how many of them were found in the prefix cache"]);
+    parts.push([`${numbers.prompt} prompt${cached}`, "Prompt tokens, and how many of them were found in the prefix cache"]);
   }
-  if (numbers?.output) parts.push([`${numbers.output} out`, "Generated tokens"]);
+  if (numbers?.output) parts.push([`${numbers.output} output`, "Generated tokens"]);
   if (ENDS[end]) parts.push([ENDS[end], "Why the answer ended"]);
   return parts;
 }
