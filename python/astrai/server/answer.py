@@ -4,6 +4,7 @@ its answers read. Made by `EngineLink`; knows no protocol."""
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 import string
@@ -12,6 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from astrai.server.errors import bad_request
+from astrai.server.structured_output import AskedGrammar, grammar_refusal
+from astrai.server.tool_choice import ToolChoice
+from astrai.structured import Grammar, GrammarError, check_schema, schema_rule
 from astrai.text import ChatTemplate, Tokenizer
 from astrai.text.answer import (
     REASONING_FORMATS,
@@ -27,11 +32,13 @@ from astrai.text.answer import (
     detect_reasoning_format,
     detect_tool_format,
 )
+from astrai.text.answer.call_grammar import GrammarTerms, UnenforceableError, call_grammar
 from astrai.text.tool_prompt import calls_as_text, with_instruction
 
 log = logging.getLogger("astrai.server")
 
 _TAIL_IDS = 32  # of a prompt: more than any tag that opens reasoning, and the white space behind it
+MAX_SCHEMA_DEPTH = 64  # levels of the parameters of a tool whose call is forced
 _ID_LETTERS = string.ascii_letters + string.digits
 
 
@@ -185,6 +192,55 @@ class ChatDialect:
             is_reasoning=is_reasoning,
             first_call_only=first_call_only,
         )
+
+    def plan(
+        self,
+        prompt_ids: list[int],
+        tools: list[dict[str, Any]] | None,
+        choice: ToolChoice,
+        first_call_only: bool,
+        asked: AskedGrammar | None,
+    ) -> tuple[AnswerReading | None, AskedGrammar | None]:
+        """How to read the answer to a prompt, and the grammar that it has to follow. A forced call
+        goes before the grammar that the request asks for, which is for its text; an answer that
+        follows that one is text and nothing else. Raises a 400."""
+        if asked is not None and not choice.is_forced:
+            return None, asked
+        reading = self.reading(prompt_ids, tools, first_call_only)
+        if not choice.is_forced:
+            return reading, None
+        several = choice.name is None and not first_call_only
+        return reading, (self._forced_calls(reading, choice.name, several), "tool_choice")
+
+    def _forced_calls(
+        self, reading: AnswerReading | None, name: str | None, several: bool
+    ) -> Grammar:
+        """The grammar of calls and nothing else; of the tool `name`, where it is given."""
+        if reading is None or reading.tool_format is None:
+            raise bad_request(
+                "this server reads no tool calls (--tool-parser none), so it cannot force one",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        tools = {key: schema for key, schema in reading.tools.items() if name in (None, key)}
+        close = reading.reasoning.close if reading.reasoning and reading.is_reasoning else None
+        specials = {
+            text: self._tokenizer.token_id(text) for text in self._tokenizer.special_strings
+        }
+        terms = GrammarTerms(
+            schema_rule,
+            lambda text: f"<[{specials[text]}]>" if text in specials else json.dumps(text),
+            lambda text: text in specials,
+        )
+        try:
+            for schema in tools.values():
+                check_schema(schema, MAX_SCHEMA_DEPTH)
+            source = call_grammar(
+                reading.tool_format.name, tools, terms, several=several, reasoning_close=close
+            )
+        except (GrammarError, UnenforceableError) as error:
+            raise grammar_refusal(error, "tools") from None
+        return Grammar.lark(source)
 
     def new_answer(self, reading: AnswerReading | None, id_prefix: str) -> Answer:
         """An empty answer. id_prefix: how the protocol begins a call's id."""

@@ -6,7 +6,6 @@ https://docs.anthropic.com/en/api/messages-streaming
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +29,7 @@ from astrai.server.openai_models import reasoning_switch
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, named_frame
 from astrai.server.structured_output import anthropic_grammar
+from astrai.server.tool_choice import ToolChoice, anthropic_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallEnd, ReasoningPiece, TextPiece
 
 # The unnamed [DONE] is the specification's; official clients skip events without a name.
@@ -49,23 +49,20 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
             max_tokens=min(request.max_tokens, engine.max_seq_len),
         )
         stops = stop_strings(request.stop_sequences, engine, "stop_sequences")
-        prompt_ids, tools = encode_messages(request, engine)
-        choice = request.tool_choice
-        first_call_only = choice is not None and choice.disable_parallel_tool_use
+        prompt_ids, tools, choice = encode_messages(request, engine)
+        asked_choice = request.tool_choice
+        first_call_only = asked_choice is not None and asked_choice.disable_parallel_tool_use
         dialect = engine.dialect
-        new_answer: Callable[[], Answer] = Answer  # all that follows a grammar is text
-        grammar = anthropic_grammar(request.output_config, request.output_format)
-        if grammar is None:
-            reading = dialect.reading(prompt_ids, tools, first_call_only)
-            sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
-            new_answer = partial(dialect.new_answer, reading, "toolu_")
+        asked = anthropic_grammar(request.output_config, request.output_format)
+        reading, grammar = dialect.plan(prompt_ids, tools, choice, first_call_only, asked)
+        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
         ctx = ResponseContext(
             new_id("msg_"),
             now(),
             request.model,
             request.stream,
             sampling,
-            new_answer=new_answer,
+            new_answer=partial(dialect.new_answer, reading, "toolu_"),
             grammar=grammar,
         )
         self._hides_thinking = request.thinking is not None and request.thinking.type == "disabled"
@@ -180,21 +177,15 @@ def _faults(answer: Answer) -> dict[str, Any]:
 
 def encode_messages(
     request: CountTokensRequest, engine: EngineLink
-) -> tuple[list[int], list[dict[str, Any]] | None]:
-    """Prompt ids of a conversation with its system prompt and tools, and those of the tools that
-    may be called. Blocks; raises ApiError."""
-    choice = request.tool_choice
-    names = {tool.name for tool in request.tools or ()}
-    if choice is not None and choice.type == "tool" and choice.name not in names:
-        raise bad_request("tool_choice names no tool of this request", param="tool_choice")
-    if choice is not None and choice.type in ("any", "tool"):
-        raise bad_request(
-            f"tool_choice {choice.type!r} (a forced tool call) is not supported by this server; "
-            "use 'auto' or 'none'",
-            param="tool_choice",
-            code="unsupported_value",
-        )
-    tools = None if choice is not None and choice.type == "none" else template_tools(request.tools)
+) -> tuple[list[int], list[dict[str, Any]] | None, ToolChoice]:
+    """Prompt ids of a conversation with its system prompt and tools, the tools that may be called,
+    and whether one has to be. Blocks; raises ApiError."""
+    choice = ToolChoice()
+    if request.tool_choice is not None:
+        asked = request.tool_choice
+        names = {tool.name for tool in request.tools or ()}
+        choice = anthropic_tool_choice(asked.type, asked.name, names)
+    tools = None if choice.is_off else template_tools(request.tools)
     if tools:
         check_tools(tools, engine.settings.max_tools_bytes)
     try:
@@ -203,7 +194,7 @@ def encode_messages(
         raise bad_request(str(error), param="messages") from None
     thinking = request.thinking
     variables = reasoning_switch(thinking.type != "disabled") if thinking is not None else None
-    return engine.encode_chat(messages, tools, variables), tools
+    return engine.encode_chat(messages, tools, variables), tools, choice
 
 
 def _message(ctx: ResponseContext, content: list[dict[str, Any]], choice: Choice) -> dict[str, Any]:

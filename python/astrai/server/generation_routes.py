@@ -37,5 +37,5 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     body = await read_model(request, CountTokensRequest)
     link = require_engine(request)
-    ids, _ = await link.run(encode_messages, body, link)
+    ids, *_ = await link.run(encode_messages, body, link)
     return Response(encode_json({"input_tokens": len(ids)}), media_type="application/json")

@@ -6,7 +6,6 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +35,7 @@ from astrai.server.openai_models import (
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, frame
 from astrai.server.structured_output import openai_grammar
+from astrai.server.tool_choice import openai_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningPiece, TextPiece
 
 log = logging.getLogger("astrai.server")
@@ -51,8 +51,13 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request
-        grammar = openai_grammar(request)
-        tools = _template_tools(request, engine)
+        choice = openai_tool_choice(
+            request.tool_choice, {tool.function.name for tool in request.tools or ()}
+        )
+        tools = None
+        if request.tools and not choice.is_off:
+            tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
+            check_tools(tools, engine.settings.max_tools_bytes)
         try:
             messages = [template_message(message) for message in request.messages]
         except ValueError as error:
@@ -70,11 +75,10 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         stops = stop_strings(request.stop, engine, "stop")
         prompt_ids = engine.encode_chat(messages, tools, template_variables(request))
         dialect = engine.dialect
-        new_answer: Callable[[], Answer] = Answer  # all that follows a grammar is text
-        if grammar is None:
-            reading = dialect.reading(prompt_ids, tools, not request.parallel_tool_calls)
-            sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
-            new_answer = partial(dialect.new_answer, reading, "call_")
+        reading, grammar = dialect.plan(
+            prompt_ids, tools, choice, not request.parallel_tool_calls, openai_grammar(request)
+        )
+        sampling = replace(sampling, shown_token_ids=dialect.shown_token_ids(reading))
         response_id = new_id("chatcmpl-")
         if request.user is not None:
             log.info("%s is for user %r", response_id, request.user[:64])
@@ -86,7 +90,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             sampling,
             request.n,
             wants_ids=request.return_token_ids,
-            new_answer=new_answer,
+            new_answer=partial(dialect.new_answer, reading, "call_"),
             grammar=grammar,
         )
         return [prompt_ids], ctx, stops
@@ -211,39 +215,6 @@ def _delta(event: AnswerEvent, block: AnswerBlock) -> dict[str, Any] | None:
     else:
         return None
     return {"tool_calls": [call]}
-
-
-def _template_tools(
-    request: ChatCompletionRequest, engine: EngineLink
-) -> list[dict[str, Any]] | None:
-    """Tool definitions for the template; none when tool_choice is "none"."""
-    names = {tool.function.name for tool in request.tools or ()}
-    choice = request.tool_choice
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise bad_request(
-                'tool_choice should be "none", "auto", "required" or '
-                '{"type": "function", "function": {"name": ...}}',
-                param="tool_choice",
-            )
-        if name not in names:
-            raise bad_request(
-                f"tool_choice names {name[:64]!r}, which is not among the tools",
-                param="tool_choice",
-            )
-    if isinstance(choice, dict) or choice == "required":
-        raise bad_request(
-            "a forced tool call is not supported by this server; use tool_choice 'auto' or 'none'",
-            param="tool_choice",
-            code="unsupported_value",
-        )
-    if not request.tools or choice == "none":
-        return None
-    tools = [tool.model_dump(exclude_none=True) for tool in request.tools]
-    check_tools(tools, engine.settings.max_tools_bytes)
-    return tools
 
 
 def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:

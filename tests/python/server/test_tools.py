@@ -335,6 +335,69 @@ def test_no_choice_no_call(serving: Callable[..., Live]) -> None:
     assert live.post(MESSAGES, body).json()["stop_reason"] == "end_turn"
 
 
+FORCED: Any = [
+    ("required", {"type": "any"}, {"get_weather", "now"}),
+    (
+        {"type": "function", "function": {"name": "now"}},
+        {"type": "tool", "name": "now"},
+        {"now"},
+    ),
+]
+
+
+@pytest.mark.parametrize("choice, claude_choice, names", FORCED)
+def test_a_forced_call_is_a_grammar_of_the_model_s_own_form(
+    serving: Callable[..., Live], choice: Any, claude_choice: Any, names: set[str]
+) -> None:
+    live = serving("hermes", ANSWERS["hermes"])
+    client = live.engine.client  # type: ignore[union-attr]
+    assert ask(live, tool_choice=choice)["finish_reason"] == "tool_calls"
+    body = {"messages": HELLO, "tools": CLAUDE_TOOLS, "tool_choice": claude_choice}
+    assert live.post(MESSAGES, body).json()["stop_reason"] == "tool_use"
+    # The forced call goes before a form that is asked for the text.
+    as_object = {"type": "json_object"}
+    assert ask(live, tool_choice=choice, response_format=as_object)["message"]["tool_calls"]
+    for request in client.requests:
+        assert request.grammar is not None and request.grammar.kind == "lark"
+        source = request.grammar.text
+        assert "<tool_call>" in source
+        assert {name for name in PARAMETERS if f'\\"{name}\\"' in source} == names
+        assert (")*" in source) == (len(names) > 1)
+    ask(live, tool_choice="auto")
+    assert client.requests[-1].grammar is None
+
+
+@pytest.mark.parametrize(
+    "flags, body, param",
+    [
+        ({"tool_parser": "none"}, {}, "tool_choice"),
+        ({}, {"tools": []}, "tool_choice"),
+        ({}, {"tools": None}, "tool_choice"),
+        (
+            {},
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"properties": {"x": {"not": {}}}}},
+                    }
+                ]
+            },
+            "tools",
+        ),
+    ],
+)
+def test_what_cannot_be_forced_is_refused(
+    serving: Callable[..., Live], flags: dict[str, Any], body: dict[str, Any], param: str
+) -> None:
+    live = serving("hermes", "Four.", **flags)
+    asked = {"messages": HELLO, "tools": TOOLS, "tool_choice": "required", **body}
+    response = live.post(CHAT, asked)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert not live.engine.client.requests  # type: ignore[union-attr]
+
+
 def test_flags_choose_the_parsers(serving: Callable[..., Live]) -> None:
     answer = THOUGHT + ANSWERS["hermes"]
     live = serving("hermes", answer, tool_parser="none", reasoning_parser="none")

@@ -36,7 +36,7 @@ class ToolFormat:
 
     markers: what opens a call anywhere in a text. bare: what may open one where the answer begins.
     body: makes the reader of a call that `opening`, one of them, has opened. special_markers:
-    spellings that are special tokens in this family; their text must not be skipped.
+    spellings that may be special tokens; their text must not be skipped then.
     call_id_length: letters and digits of a call's id where the template insists on their number.
     """
 
@@ -71,8 +71,8 @@ def _llama3_body(tools: Tools, opening: str) -> CallBody:
 
 
 _TOOL_FORMATS = (
-    ToolFormat("hermes", (_OPEN,), _BARE_JSON, _hermes_body),
-    ToolFormat("qwen3_coder", (_OPEN, _FUNCTION), (), _qwen3_coder_body),
+    ToolFormat("hermes", (_OPEN,), _BARE_JSON, _hermes_body, (_OPEN, _CLOSE)),
+    ToolFormat("qwen3_coder", (_OPEN, _FUNCTION), (), _qwen3_coder_body, (_OPEN, _CLOSE)),
     ToolFormat("llama3_json", (_PYTHON_TAG,), _BARE_JSON, _llama3_body, (_PYTHON_TAG,)),
     ToolFormat("pythonic", (), ("[",), PythonBody),
     ToolFormat(

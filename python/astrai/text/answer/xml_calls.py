@@ -28,7 +28,7 @@ from astrai.text.answer.call_body import (
 )
 from astrai.text.answer.json_calls import JsonBody
 
-__all__ = ["XmlBody", "typed_value"]
+__all__ = ["XmlBody", "json_types", "typed_value"]
 
 _FUNCTION, _PARAMETER = "<function=", "<parameter="
 _END_PARAMETER, _END_FUNCTION = "</parameter>", "</function>"
@@ -139,7 +139,7 @@ class XmlBody(CallBody):
 def typed_value(text: str, schema: Mapping[str, Any], key: str) -> Any:
     """A parameter's bare text as the JSON value that the tool's schema asks for; text where it
     asks for none, or where the text is no such value."""
-    types = _types_of((schema.get("properties") or {}).get(key), schema)
+    types = json_types((schema.get("properties") or {}).get(key), schema)
     if not types - {"string"}:
         return text
     word = text.strip()
@@ -156,7 +156,7 @@ def typed_value(text: str, schema: Mapping[str, Any], key: str) -> Any:
     return value if fits or "string" not in types else text
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
+def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """The JSON types that a schema allows; none when it does not say."""
     if not isinstance(schema, dict) or depth > 8:
         return set()
@@ -167,11 +167,11 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
         types.add(_TYPES.get(type(value), "string"))
     for key in ("anyOf", "oneOf", "allOf"):
         for inner in schema.get(key) or ():
-            types |= _types_of(inner, root, depth + 1)
+            types |= json_types(inner, root, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
         found: Any = root
         for step in reference[2:].split("/"):
             found = found.get(step) if isinstance(found, dict) else None
-        types |= _types_of(found, root, depth + 1)
+        types |= json_types(found, root, depth + 1)
     return types
