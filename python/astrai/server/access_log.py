@@ -18,6 +18,7 @@ log = logging.getLogger("astrai.access")
 _STATE = "access"
 _MAX_PATH = 200
 _MAX_BODY_BYTES = 16 * 1024
+_POLLED = "/debug/inspector"  # asked once a second by each open inspector
 # Keys of a text line; the others stand in every line, at their place.
 _OPTIONAL = ("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "body")
 
@@ -68,12 +69,14 @@ class AccessRecord:
 
     def write(self) -> None:
         """The log line."""
-        if not log.isEnabledFor(logging.INFO):
+        is_poll = self.status == 200 and self._scope["path"].endswith(_POLLED)
+        level = logging.DEBUG if is_poll else logging.INFO
+        if not log.isEnabledFor(level):
             return
         fields = self._fields()
         head = "{method} {path} {status} {duration_ms:.0f} ms {request_id}".format_map(fields)
         rest = [f"{key}={value!r}" for key, value in fields.items() if key in _OPTIONAL]
-        log.info("%s", " ".join([head, *rest]), extra={"fields": fields})
+        log.log(level, "%s", " ".join([head, *rest]), extra={"fields": fields})
 
     def _fields(self) -> dict[str, Any]:
         client = self._scope.get("client")

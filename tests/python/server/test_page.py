@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,21 @@ def test_many_pages_share_a_look(live: Live) -> None:
     for _ in range(20):
         assert live.http.get("/debug/inspector").status_code == 200
     assert live.engine.client.n_inspections - before < 20
+
+
+def test_the_polls_of_an_open_inspector_do_not_fill_the_log(
+    live: Live, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="astrai.access"):
+        live.http.get("/debug/inspector")
+        live.http.get("/debug/inspector", headers={"host": "models.example.org"})
+        live.http.get("/health")
+        for _ in range(200):  # a line is written after the answer
+            if any("/health" in record.getMessage() for record in caplog.records):
+                break
+            time.sleep(0.01)
+    paths = [record.getMessage().split()[1:3] for record in caplog.records]
+    assert paths == [["/debug/inspector", "403"], ["/health", "200"]]
 
 
 def test_without_a_model_there_is_nothing_to_inspect(unloaded: Live) -> None:

@@ -14,7 +14,7 @@ export function setApiKey(key) {
 }
 
 // What went wrong, in words for the reader. status: 0 when no answer came.
-export class Failure extends Error {
+class Failure extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;

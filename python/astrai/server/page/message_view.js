@@ -87,6 +87,6 @@ function fixed(value) {
   return value >= 100 ? value.toFixed(0) : value.toFixed(1);
 }
 
-export function seconds(value) {
+function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(2)} s`;
 }
