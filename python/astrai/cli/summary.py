@@ -39,10 +39,12 @@ def summary(
             (
                 "batch",
                 f"{settings.max_batch_size} requests of up to {engine.max_seq_len} tokens, "
-                f"prompts in chunks of {settings.prefill_chunk}, queue {settings.max_queue}",
+                f"prompts in chunks of {engine.prefill_chunk}, queue {settings.max_queue}",
             ),
             ("KV cache", _kv_cache(engine)),
         ]
+        if engine.ledger is not None:
+            rows.append(("memory", "; ".join(engine.ledger.lines())))
     keys = len(settings.api_keys)
     rows.append(("access", f"{keys} API keys" if keys else "no API key: whoever reaches the port"))
     rows.append(("page", "the server's address in a browser: chat and inspector"))

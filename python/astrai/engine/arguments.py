@@ -16,6 +16,7 @@ __all__ = [
     "as_params",
     "as_prompts",
     "check_integer",
+    "check_share",
     "check_timeout",
 ]
 
@@ -102,6 +103,12 @@ def check_integer(name: str, value: Any, low: int, high: float = math.inf) -> No
     if type(value) is not int or not low <= value <= high:
         accepted = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"InferenceEngine: {name} must be an integer {accepted}, got {value!r}")
+
+
+def check_share(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:
+        raise ValueError(f"InferenceEngine: {name} must be a number above 0 up to 1, got {value!r}")
 
 
 def check_timeout(timeout: Any) -> None:

@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from astrai.engine.executor import ForwardModel
     from astrai.kvcache import FixedStep
 
-__all__ = ["DecodeRunner", "padded_rows"]
+__all__ = ["N_GRAPH_KINDS", "DecodeRunner", "graph_sizes", "padded_rows"]
+
+N_GRAPH_KINDS = 3  # of one size: two ways to draw, and up to the logits
 
 
 def padded_rows(n_rows: int, max_rows: int) -> int:
     """The next of 1, 2, 4, 8, 16, 24, 32, ... and max_rows."""
     padded = 1 << (n_rows - 1).bit_length() if n_rows <= 8 else -(-n_rows // 8) * 8
     return min(padded, max_rows)
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Every padded number of rows, rising."""
+    return sorted({padded_rows(n, max_rows) for n in range(1, max_rows + 1)})
 
 
 class DecodeRunner:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astrai.engine.decode_runner import DecodeRunner, padded_rows
+from astrai.engine.decode_runner import DecodeRunner, graph_sizes, padded_rows
 from astrai.engine.engine_task import EngineTask
 from astrai.engine.plan import StepGroup
 from astrai.extension import Selection, use_selection
@@ -81,12 +81,11 @@ class DeviceExecutor:
     def _capture_graphs(self) -> None:
         """Capture every number of rows now, so that no request waits for it. Largest first: the
         others then fit into its memory. The steps have padding rows alone."""
-        sizes = sorted({padded_rows(n, self._max_rows) for n in range(1, self._max_rows + 1)})
         selection = Selection(None, "automatic")
         if not self._has_fixed_decode(selection):
             return
         with torch.inference_mode(), torch.cuda.stream(self._stream), use_selection(selection):
-            for n_rows in reversed(sizes):
+            for n_rows in reversed(graph_sizes(self._max_rows)):
                 staged = self._steps.stage([], [], n_rows)
                 self._sampler.plan([], staged.extra.numpy(), n_rows)
                 self._steps.send(staged)

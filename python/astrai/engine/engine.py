@@ -20,13 +20,15 @@ from astrai.engine.arguments import (
     as_params,
     as_prompts,
     check_integer,
+    check_share,
     check_timeout,
 )
 from astrai.engine.client import EngineClient, InProcessClient, capture_selection
 from astrai.engine.errors import RequestError
 from astrai.engine.executor_choice import executor_for
 from astrai.engine.generation import PieceStream, RunningBatch, error_of
-from astrai.engine.kv_sizing import default_kv_tokens
+from astrai.engine.kv_sizing import size_pool
+from astrai.engine.memory_ledger import MemoryLedger, StepLimits
 from astrai.engine.request import GenerationRequest
 from astrai.engine.router import AsyncEventRouter
 from astrai.engine.scheduler import InferenceScheduler
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["InferenceEngine"]
+
+
+_AUTO_CHUNK = {False: 512, True: 2048}  # prompt tokens of a step on a CPU, on a GPU
 
 
 class InferenceEngine:
@@ -59,11 +64,12 @@ class InferenceEngine:
         kv_mode: Literal["contiguous", "paged"] = "contiguous",
         page_size: int = 16,
         kv_tokens: int | None = None,
-        prefill_chunk: int | None = 512,
+        prefill_chunk: int | Literal["auto"] | None = "auto",
         max_queue: int = 256,
         chat_template: ChatTemplate | None = None,
         end_ids: tuple[int, ...] = (),
         grammar_limits: GrammarLimits | None = None,
+        gpu_memory_utilization: float = 0.9,
         after_step: Callable[[], None] | None = None,
     ) -> None:
         """Start serving; the scheduler's thread runs when this returns.
@@ -71,15 +77,19 @@ class InferenceEngine:
         tokenizer: None serves token ids only. max_seq_len: None is the model's context; the
         prompt and the generated tokens of one request. cache: a pool of your own, instead of one
         made from kv_mode, page_size (tokens a page) and kv_tokens (slots of the paged pool, None
-        for what memory allows). enable_cuda_graph: on a GPU,
-        run each step of decoding requests as one captured graph. backend: attention for
-        requests made outside an `attn_backend(...)` context. prefill_chunk: prompt tokens computed
-        in one step, None or 0 without limit. max_queue: requests that may wait beside the running
+        for what memory allows). enable_cuda_graph: on a GPU, run each step of decoding requests as
+        one captured graph. backend: attention for requests made outside an `attn_backend(...)`
+        context. prefill_chunk: prompt tokens computed in one step, None or 0 without limit; "auto"
+        is 512 on a CPU and 2048 on a GPU. max_queue: requests that may wait beside the running
         ones. end_ids: ids that end a text. grammar_limits: what a request's grammar may cost.
+        gpu_memory_utilization: share of a card's memory that may be in use, the pool included.
         after_step: see `InferenceScheduler`.
-        Raises ValueError naming an option out of its range.
+        Raises ValueError naming an option out of its range, NotEnoughMemoryError (a ValueError)
+        for limits that the card cannot hold.
         """
         config = model.config
+        if prefill_chunk == "auto":
+            prefill_chunk = _AUTO_CHUNK[model.device.type == "cuda"]
         check_integer("max_batch_size", max_batch_size, 1)
         check_integer("page_size", page_size, 1)
         check_integer("max_queue", max_queue, 0)
@@ -105,11 +115,22 @@ class InferenceEngine:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.config = config
+        self.prefill_chunk = prefill_chunk
         self.max_seq_len = max_seq_len if max_seq_len is not None else context_len
         self._default_backend = None if backend is None else attn_backend(backend)
+        check_share("gpu_memory_utilization", gpu_memory_utilization)
+        self.ledger: MemoryLedger | None = None  # of a pool on a GPU that was made here
         if cache is None:
-            if kv_mode == "paged" and kv_tokens is None:
-                kv_tokens = default_kv_tokens(model, max_batch_size, self.max_seq_len, page_size)
+            limits = StepLimits(
+                max_batch_size,
+                self.max_seq_len,
+                prefill_chunk or None,
+                page_size if kv_mode == "paged" else 1,
+                enable_cuda_graph,
+            )
+            kv_tokens, self.ledger = size_pool(
+                model, limits, kv_mode == "paged", kv_tokens, gpu_memory_utilization
+            )
             cache = PagePool(
                 config.n_layers,
                 config.n_kv_heads,
@@ -119,7 +140,7 @@ class InferenceEngine:
                 model.device,
                 model.dtype,
                 page_size=page_size if kv_mode == "paged" else 1,
-                n_tokens=kv_tokens if kv_mode == "paged" else None,
+                n_tokens=kv_tokens,
                 n_heads=config.n_heads,
             )
         self.cache = cache
@@ -146,8 +167,10 @@ class InferenceEngine:
             default_backend=self._default_backend,
             memory_bytes={
                 "weights": sum(weight.nbytes for weight in model.parameters()),
-                "kv_pool": cache.storage.k_buffer.nbytes + cache.storage.v_buffer.nbytes,
-            },
+                "kv_pool": cache.storage.n_bytes,
+            }
+            if self.ledger is None
+            else self.ledger.parts,
         )
         self._scheduler.start()
 

@@ -1,4 +1,4 @@
-"""How many token slots a paged pool gets when nobody says."""
+"""How many token slots the pool gets: on a GPU what the memory ledger leaves, on a CPU a share."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
+from astrai.engine.memory_ledger import MemoryLedger, StepLimits, gpu_ledger
 
 if TYPE_CHECKING:
     from astrai.models import CausalLM
 
-__all__ = ["default_kv_tokens", "free_memory_bytes"]
+__all__ = ["default_kv_tokens", "free_memory_bytes", "size_pool"]
 
 _CPU_SHARE = 0.25  # the rest of the memory belongs to others
-_GPU_SHARE = 0.85  # what is left holds activations, workspaces and other libraries
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def size_pool(
+    model: CausalLM,
+    limits: StepLimits,
+    is_paged: bool,
+    kv_tokens: int | None,
+    gpu_memory_utilization: float,
+) -> tuple[int | None, MemoryLedger | None]:
+    """Slots of the pool, None for the contiguous one, and on a GPU the ledger that has room for
+    them. kv_tokens: slots asked for. Raises NotEnoughMemoryError."""
+    if model.device.type != "cuda":
+        if is_paged and kv_tokens is None:
+            kv_tokens = default_kv_tokens(
+                model, limits.max_batch_size, limits.max_seq_len, limits.page_size
+            )
+        return kv_tokens if is_paged else None, None
+    asked = kv_tokens if is_paged else limits.max_batch_size * limits.max_seq_len
+    ledger = gpu_ledger(model, limits, gpu_memory_utilization, asked)
+    return ledger.kv_tokens if is_paged else None, ledger
 
 
 def default_kv_tokens(
@@ -27,16 +46,13 @@ def default_kv_tokens(
     """
     config = model.config
     token_bytes = 2 * config.n_layers * config.n_kv_heads * config.head_dim * model.dtype.itemsize
-    share = _CPU_SHARE if model.device.type == "cpu" else _GPU_SHARE
-    affordable = int(free_memory_bytes(model.device) * share) // token_bytes
+    affordable = int(free_memory_bytes() * _CPU_SHARE) // token_bytes
     n_pages = -(-max_seq_len // page_size) * max_batch_size
     return max(1, min(n_pages, affordable // page_size)) * page_size
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that an allocation could get: of the card, or of the machine and its cgroup."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def free_memory_bytes() -> int:
+    """Memory that an allocation could get: of the machine and its cgroup."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():  # counts the page cache, which the kernel gives up when asked

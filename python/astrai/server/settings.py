@@ -80,7 +80,22 @@ class ServerSettings:
     kv_tokens: int | None = _setting(
         None, ENGINE, "token slots of the paged pool; left out: sized to the free memory", minimum=1
     )
-    prefill_chunk: int = _setting(512, ENGINE, "prompt tokens computed in one step", minimum=1)
+    prefill_chunk: int | None = _setting(
+        None,
+        ENGINE,
+        "prompt tokens computed in one step; left out: 512 on a CPU, 2048 on a GPU",
+        minimum=1,
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9,
+        ENGINE,
+        "share of a GPU's memory that may be in use, the KV pool included",
+        minimum=0.05,
+        maximum=1,
+    )
+    cuda_graph: bool = _setting(
+        True, ENGINE, "on a GPU, run each decode step as one captured graph"
+    )
     max_queue: int = _setting(
         1024, ENGINE, "requests that may wait; the next one is answered 429", minimum=0
     )

@@ -51,6 +51,8 @@ def test_every_setting_has_a_key_and_a_flag(tmp_path: Path) -> None:
         value = option.choices[0] if option.choices else samples[option.kind]
         if option.field == "max_logprobs":
             value = 5
+        if option.field == "gpu_memory_utilization":
+            value = 0.5
         if option.field == "max_body_bytes" or option.field == "max_tools_bytes":
             value = 4096
         text = str(value).lower() if option.kind is bool else value

@@ -226,3 +226,25 @@ def test_stops_cancels_and_a_tight_pool_leave_no_page_behind(model: CausalLM) ->
             pages = engine.get_stats()["kv_pages"]
     assert reasons <= {"stop", "length", "cancelled"} and "length" in reasons
     assert stats["preemptions"] > 0  # type: ignore[operator]
+
+
+def test_the_ledger_agrees_with_the_driver_and_nothing_grows_after_the_start(
+    model: CausalLM,
+) -> None:
+    def used_bytes() -> int:
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    torch.cuda.empty_cache()
+    with engine_of(model, kv_tokens=300_000, max_batch_size=32) as engine:
+        ledger = engine.ledger
+        assert ledger is not None
+        promised = ledger.in_use + sum(ledger.parts.values()) - ledger.weights
+        for params in CASES.values():
+            run_all(engine, prompts_with(params))
+        after_first_load = used_bytes()
+        for _ in range(3):
+            for params in CASES.values():
+                run_all(engine, prompts_with(params))
+        assert used_bytes() - after_first_load <= 4 << 20
+        assert abs(used_bytes() - promised) < 256 << 20

@@ -1,0 +1,185 @@
+"""What a GPU's memory is for, computed before the KV pool is made; nothing is tried out.
+
+    total * utilization = in use already + step + graphs + sampling + decode workspace + KV pool
+
+What is in use already holds the weights, the CUDA context and whatever others have. The rest is
+arithmetic over the model's sizes and the engine's limits, so that after the start nothing grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from astrai.engine.decode_runner import N_GRAPH_KINDS, graph_sizes
+from astrai.extension import ops
+from astrai.kvcache import max_decode_splits
+
+if TYPE_CHECKING:
+    from astrai.models import CausalLM
+
+__all__ = ["MemoryLedger", "NotEnoughMemoryError", "StepLimits", "gpu_ledger"]
+
+_GIB = 2**30
+_GRAPH_BYTES_PER_KERNEL = 2048  # device memory of a captured kernel node, measured on an H200
+_LIBRARY_BYTES = 192 << 20  # workspaces of cuBLAS and code that is loaded at first use
+_SLACK = 1.1  # the allocator rounds
+
+
+class NotEnoughMemoryError(ValueError):
+    """The card cannot hold the KV pool that these limits need; the message says what would fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step of an engine."""
+
+    max_batch_size: int
+    max_seq_len: int
+    prefill_chunk: int | None  # None is without limit
+    page_size: int
+    has_graphs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """Bytes, by use."""
+
+    total: int  # of the card
+    utilization: float
+    in_use: int  # before the engine: weights, context, others
+    weights: int  # part of in_use
+    step: int  # activations and logits of the largest step
+    graphs: int
+    sampling: int
+    decode_workspace: int
+    request_table: int
+    kv_pool: int
+    kv_tokens: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by use, without what others have."""
+        return {
+            "weights": self.weights,
+            "kv_pool": self.kv_pool,
+            "step": self.step,
+            "graphs": self.graphs,
+            "sampling": self.sampling,
+            "decode_workspace": self.decode_workspace,
+            "request_table": self.request_table,
+        }
+
+    def lines(self) -> list[str]:
+        """The ledger as text, one use a line."""
+        used = {**self.parts, "context and others": self.in_use - self.weights}
+        used["free"] = self.total - sum(used.values())
+        return [f"{name.replace('_', ' ')} {size / _GIB:.2f} GiB" for name, size in used.items()]
+
+
+def gpu_ledger(
+    model: CausalLM,
+    limits: StepLimits,
+    utilization: float,
+    kv_tokens: int | None = None,
+    memory: tuple[int, int] | None = None,
+) -> MemoryLedger:
+    """The ledger of an engine whose weights are in their place.
+
+    utilization: share of the card that may be in use. kv_tokens: slots asked for; None is what the
+    rest holds, at most max_batch_size full sequences. memory: (bytes in use, bytes in all), None
+    asks the driver. Raises NotEnoughMemoryError when the slots asked for, or those of one full
+    sequence, do not fit.
+    """
+    in_use, total = _in_use(model.device) if memory is None else memory
+    parts = _parts(model, limits)
+    rest = int(total * utilization) - in_use - sum(parts.values())
+    token_bytes = kv_token_bytes(model)
+    # One slot more than requests can own, see `PagePool`.
+    affordable = max(0, rest // token_bytes - 1) // limits.page_size * limits.page_size
+    n_pages = -(-limits.max_seq_len // limits.page_size) * limits.max_batch_size
+    wanted = n_pages * limits.page_size if kv_tokens is None else kv_tokens
+    needed = limits.max_seq_len if kv_tokens is None else kv_tokens
+    if affordable < needed:
+        raise NotEnoughMemoryError(
+            _refusal(needed, affordable, token_bytes, total, utilization, in_use, parts)
+        )
+    n_tokens = min(wanted, affordable)
+    return MemoryLedger(
+        total=total,
+        utilization=utilization,
+        in_use=in_use,
+        weights=sum(weight.nbytes for weight in model.parameters()),
+        kv_pool=(n_tokens + 1) * token_bytes,
+        kv_tokens=n_tokens,
+        **parts,
+    )
+
+
+def kv_token_bytes(model: CausalLM) -> int:
+    config = model.config
+    return 2 * config.n_layers * config.n_kv_heads * config.head_dim * model.dtype.itemsize
+
+
+def _in_use(device: torch.device) -> tuple[int, int]:
+    """(bytes in use, bytes in all). What torch keeps for reuse counts as free."""
+    free, total = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return total - free - kept, total
+
+
+def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
+    config, item = model.config, model.dtype.itemsize
+    n_rows = limits.max_batch_size
+    chunk = limits.prefill_chunk or limits.max_seq_len * n_rows
+    head_bytes = config.n_heads * config.head_dim
+    splits = max_decode_splits(n_rows, limits.max_seq_len)
+    logits = n_rows * config.vocab_size * item
+    sizes = graph_sizes(n_rows) if limits.has_graphs else []
+    n_kernels = 10 * config.n_layers + 16
+    return {
+        "step": _LIBRARY_BYTES + int(_SLACK * (_row_bytes(model) * (chunk + n_rows) + logits)),
+        "graphs": (
+            int(_SLACK * (_row_bytes(model) * n_rows + logits))
+            + logits  # where rows are drawn outside of the graph
+            + len(sizes) * N_GRAPH_KINDS * n_kernels * _GRAPH_BYTES_PER_KERNEL
+        )
+        if sizes
+        else 0,
+        "sampling": ops.sample_workspace_bytes(n_rows, config.vocab_size),
+        "decode_workspace": splits * config.n_heads * (config.head_dim + 2) * 4
+        + n_rows * head_bytes * item,
+        "request_table": 4 * (n_rows + 1) * limits.max_seq_len,
+    }
+
+
+def _row_bytes(model: CausalLM) -> int:
+    """Activations of one token where most of them are alive at once: in the attention, or in the
+    MLP. Beside them the residual stream, its norm and the index arrays."""
+    config = model.config
+    q = config.n_heads * config.head_dim
+    qkv = q + 2 * config.n_kv_heads * config.head_dim
+    attention = qkv + q + config.hidden_size
+    mlp = 3 * config.intermediate_size + config.hidden_size
+    return (2 * config.hidden_size + max(attention, mlp)) * model.dtype.itemsize + 64
+
+
+def _refusal(
+    needed: int,
+    affordable: int,
+    token_bytes: int,
+    total: int,
+    utilization: float,
+    in_use: int,
+    parts: dict[str, int],
+) -> str:
+    uses = ", ".join(f"{name.replace('_', ' ')} {size / _GIB:.2f}" for name, size in parts.items())
+    return (
+        f"the KV pool needs {needed} tokens ({needed * token_bytes / _GIB:.2f} GiB), but "
+        f"{utilization:g} of the card's {total / _GIB:.2f} GiB leaves {affordable} tokens beside "
+        f"{in_use / _GIB:.2f} GiB in use and, in GiB: {uses}. What would fit: max_seq_len or "
+        f"kv_tokens up to {affordable}; or lower prefill_chunk and max_batch_size, or raise "
+        "gpu_memory_utilization"
+    )
