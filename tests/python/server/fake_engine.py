@@ -58,6 +58,7 @@ def make_tokenizer() -> Tokenizer:
 class FakeScript:
     """What the engine does. Change fields while it runs; later requests see them.
 
+    answers: what the next requests are answered, whole, one each; then
     text: what every request is answered, again and again until its limit; ends_after: tokens after
     which the end token comes. fail_at: token count at which a request ends with an error.
     delay_s: pause before each token; while `hold` is set nothing is generated. permits: a token
@@ -65,6 +66,7 @@ class FakeScript:
     """
 
     text: str = "Once there was a fox who lived near a river and liked the cold morning air. "
+    answers: list[str] = field(default_factory=list)
     ends_after: int | None = None
     fail_at: int | None = None
     delay_s: float = 0.0
@@ -222,7 +224,10 @@ class FakeClient:
                 ]
             )
 
-        answer = script.text.encode()
+        answer, ends_after = script.text.encode(), script.ends_after
+        if script.answers:
+            answer = script.answers.pop(0).encode()
+            ends_after = len(answer)
         limit = min(params.max_tokens or room, room)
         raw = bytearray()
         said = 0  # characters of the text already sent
@@ -242,7 +247,7 @@ class FakeClient:
                 send("", pending, n - 1, finish_reason="error", error="a fault on demand")
                 return
             self._n_tokens += 1
-            if script.ends_after is not None and n > script.ends_after and not params.ignore_eos:
+            if ends_after is not None and n > ends_after and not params.ignore_eos:
                 text = raw.decode(errors="ignore")
                 send(text[said:], [*pending, END_ID], n, finish_reason="stop")
                 return

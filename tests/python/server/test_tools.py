@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -13,6 +15,9 @@ import pytest
 from fake_engine import FakeEngine, FakeScript
 from live_server import Live
 from tool_servers import ANSWERS, CITY, TEMPLATES, WITH_TEXT
+
+from astrai.cli.options import server_options
+from astrai.text.answer import REASONING_FORMATS, TOOL_FORMATS
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -398,6 +403,15 @@ def test_what_cannot_be_forced_is_refused(
     assert not live.engine.client.requests  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    "setting, formats",
+    [("tool_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)],
+)
+def test_the_flags_name_every_format(setting: str, formats: dict[str, Any]) -> None:
+    (option,) = (option for option in server_options() if option.field == setting)
+    assert set(option.choices) == {"auto", "none", *formats}
+
+
 def test_flags_choose_the_parsers(serving: Callable[..., Live]) -> None:
     answer = THOUGHT + ANSWERS["hermes"]
     live = serving("hermes", answer, tool_parser="none", reasoning_parser="none")
@@ -527,3 +541,22 @@ def test_results_as_anthropic_s_clients_send_them(
     response = live.post(MESSAGES, {"messages": turns, "tools": CLAUDE_TOOLS, "max_tokens": 4})
     assert response.status_code == 200, response.text
     assert told in prompt_of(live) and 'CALL t1 now {"x": {"y": null}}' in prompt_of(live)
+
+
+# ---- the guide
+
+
+def test_the_guide_s_examples_run(
+    serving: Callable[..., Live], capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = Path(__file__).resolve().parents[3] / "docs" / "guide" / "tools.md"
+    text = guide.read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 2
+    live = serving("hermes")
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    for example in examples:
+        live.script.answers = [call, "It is 4 degrees."]
+        exec(example.replace("http://127.0.0.1:8000", live.url), {})
+        assert capsys.readouterr().out == "It is 4 degrees.\n"
+        assert "4 degrees in Oslo" in prompt_of(live)
