@@ -18,8 +18,8 @@ def apply_masks(logits: torch.Tensor, rows: Sequence[int], masks: npt.NDArray[np
     allows token j.
     """
     vocab_size = logits.shape[-1]
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-    is_forbidden = torch.from_numpy(bits).to(logits.device) == 0
+    bits = np.unpackbits((~masks).view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    is_forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
     if len(rows) == len(logits):
         logits.masked_fill_(is_forbidden, float("-inf"))
         return

@@ -35,7 +35,7 @@ _MAX_PENDING = 32
 _N_KEPT = 128
 _HARMLESS = ("json_object", "choice")  # kinds that hold no expression of a client's
 _WAIT_S = 30.0  # for a grammar whose turn does not come
-_NICENESS = 10  # of the workers: a step that wants the core gets it
+_NICENESS = 3  # of the workers: a step that wants the core gets it
 
 
 class GrammarBusyError(RuntimeError):
@@ -49,7 +49,7 @@ class GrammarLimits:
 
     max_bytes: int = 64 * 1024
     max_depth: int = 64
-    compile_s: float = 0.7
+    compile_s: float = 0.5
 
 
 class CompiledGrammar:

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import select
 import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -28,8 +30,8 @@ __all__ = ["Probe", "ProbeFault"]
 
 _START_S = 60.0  # importing llguidance and building the vocabulary, on a busy machine
 _MEMORY_BYTES = 4 << 30
-_NICENESS = 10
-_N_TRIED_TOKENS = 8
+_NICENESS = 3
+_N_TRIED_TOKENS = 64
 
 
 class ProbeFault(RuntimeError):
@@ -42,7 +44,7 @@ class Probe:
     def __init__(self, tokens: Sequence[bytes], special_ids: Sequence[int], cpu_s: float) -> None:
         """tokens: bytes of every id, the last one being the end. cpu_s: for one grammar."""
         self._greeting = pickle.dumps((tokens, special_ids, cpu_s))
-        self._wall_s = 5 * cpu_s  # for a machine whose cores are busy
+        self._wall_s = 4 * cpu_s  # for a machine whose cores are busy
         self._process = self._start()
         self._is_ready = False
 
@@ -117,7 +119,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     _say_ready(answers)
     while source := _read_frame(requests):
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
-        _try_out(llguidance, vocabulary, source.decode())
+        _try_out(llguidance, vocabulary, source.decode(), time.process_time() + cpu_s / 2)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _say_ready(answers)
 
@@ -144,18 +146,20 @@ class _Tokens:
         return [token_id for token_id in spelled if token_id is not None]
 
 
-def _try_out(llguidance: Any, vocabulary: Any, source: str) -> None:
+def _try_out(llguidance: Any, vocabulary: Any, source: str, until: float) -> None:
+    """until: `time.process_time` after which no more tokens are tried."""
+    draw = random.Random(0)
     limits = llguidance.LLParserLimits(verbose_errors=False)
     matcher = llguidance.LLMatcher(vocabulary, source, log_level=0, limits=limits)
     for _ in range(_N_TRIED_TOKENS):
-        if matcher.is_stopped() or matcher.is_error():
+        if matcher.is_stopped() or matcher.is_error() or time.process_time() > until:
             break
         mask = matcher.compute_bitmask()
-        lowest = next((i for i, byte in enumerate(mask) if byte), None)
-        if lowest is None:
+        places = [i for i, byte in enumerate(mask) if byte]
+        if not places:
             break
-        byte = mask[lowest]
-        matcher.consume_token(8 * lowest + (byte & -byte).bit_length() - 1)
+        place = draw.choice(places)
+        matcher.consume_token(8 * place + (mask[place] & -mask[place]).bit_length() - 1)
     if matcher.get_error().startswith("lexer error"):
         sys.exit(1)  # an expression grew beyond llguidance's own limits within a few tokens
 

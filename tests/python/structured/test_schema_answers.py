@@ -20,16 +20,16 @@ from tokenizers import decoders, models, pre_tokenizers
 from astrai.structured import Grammar, GrammarCompiler, GrammarError, GrammarLimits, MaskTable
 from astrai.text import Tokenizer
 
-WORDS = ['{"', '"}', '":', ", ", "  ", "\n", "\n  ", "null", "true", '",', "é", "},", "]}", "10"]
+WORDS = ['{"', '"}', '":', ", ", "  ", "\n  ", "null", "true", '",', "é", "},", "]}", "10"]
 N_STEPS = 400
 
 
 def make_tokenizer() -> Tokenizer:
-    """256 bytes, WORDS, one of them twice under two ids, and an end token."""
+    """256 bytes, WORDS and an end token."""
     spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
     vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     for word in WORDS:
-        vocab[spell(word)[0][0]] = len(vocab)
+        vocab.setdefault(spell(word)[0][0], len(vocab))
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
