@@ -18,7 +18,7 @@ from astrai.engine import (
     TokenEvent,
 )
 from astrai.engine import errors as engine_errors
-from astrai.server.answer import ChatDialect
+from astrai.server.dialect import ChatDialect
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.inspector_feed import InspectorFeed
 from astrai.server.settings import ServerSettings
