@@ -2,6 +2,8 @@
 #include "attention/attn_paged_prefill.cuh"
 #include "attention/attn_paged_prefill_sm90.cuh"
 
+#include <limits>
+
 #include "astrai_instances.inc"
 #include "astrai/ops.h"
 #include "common/instances.cuh"
@@ -45,6 +47,11 @@ Instance find_instance(DType dtype, int head_dim, int device_idx) {
   return find_generic(dtype, head_dim);
 }
 
+// Whether 32 bits count the chunks of 16 bytes up to any slot, as the kernel with wgmma does: caches up to 64 GiB.
+bool has_32_bit_places(const TensorView& cache) {
+  return cache.shape[0] <= 1 || cache.strides[0] / 8 <= std::numeric_limits<uint32_t>::max() / cache.shape[0];
+}
+
 }  // namespace
 
 int prefill_q_tile_rows(int n_heads, int n_kv_heads, int head_dim, DType dtype, int device_idx) {
@@ -55,7 +62,8 @@ int prefill_q_tile_rows(int n_heads, int n_kv_heads, int head_dim, DType dtype, 
 
 void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOptions& options, void* stream) {
   PagedPrefillArgs args = check_attn_paged_prefill(tensors, options);
-  // The tiles are cut for find_instance()'s kernel; the generic one alone has a soft cap, and takes tiles of any size.
+  // The tiles are cut for find_instance()'s kernel; the generic one alone has a soft cap and 64-bit places, and takes
+  // tiles of any size.
   const Instance instance = find_instance(tensors.q.dtype, args.head_dim, tensors.q.device_idx);
   if (instance.launch == nullptr) throw_no_instance("attn_paged_prefill", tensors.q.dtype, args.head_dim);
   check_on_one_gpu("attn_paged_prefill", {{"q", &tensors.q},
@@ -72,7 +80,8 @@ void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOp
   if (args.n_tiles == 0 || tensors.q.numel() == 0) return;
   if (args.q_tile_rows == 0) args.q_tile_rows = instance.block_rows / args.heads_per_tile;
   const DeviceGuard guard(tensors.q.device_idx, "attn_paged_prefill");
-  const Instance chosen = args.soft_cap > 0 ? find_generic(tensors.q.dtype, args.head_dim) : instance;
+  const bool needs_generic = args.soft_cap > 0 || !has_32_bit_places(tensors.k_cache) || !has_32_bit_places(tensors.v_cache);
+  const Instance chosen = needs_generic ? find_generic(tensors.q.dtype, args.head_dim) : instance;
   chosen.launch(args, static_cast<cudaStream_t>(stream));
 }
 

@@ -1,240 +1,294 @@
-// attn_paged_prefill for sm_90a, one tile of rows a thread block: the kernel of head_dim 128.
+// attn_paged_prefill for sm_90a: a thread block works through a list of tiles of rows, and the copies of the next tile
+// start while the last products and the result of this one are under way. A consumer issues Q K(i+1)^T before P(i) V(i), so
+// that its softmax runs beside its own product, and the consumers take turns at issuing, so that it also runs beside the
+// others'. Copies are issued in the order of their use: K0 Q, K1, V0, K2, V1, ...
 //
-//   shared memory: Q [kRows], K [kStages][kKeys], V [kStages][kKeys], barriers
+//   shared memory: Q [kQBuffers][kRows], K [kStages][kKeys], V [kStages][kKeys], barriers, the list
 #pragma once
 
 #include "attention/prefill_sm90.cuh"
 
 namespace astrai {
 
-template <int kHeadDim>
-struct PrefillSm90Shape : PrefillSm90Tile<kHeadDim> {
-  using Tile = PrefillSm90Tile<kHeadDim>;
-  static constexpr int kBarriers = 1 + 4 * Tile::kStages;
-  static constexpr int kSharedBytes = 1024 + Tile::kQBytes + 2 * Tile::kStages * Tile::kTileBytes + kBarriers * 8;
+// How a launch's work is cut into items: one for each tile of a thread block's rows and each of its head groups.
+struct PrefillSchedule {
+  int n_head_groups;  // n_heads / heads_per_tile
+  int n_items;
+  int n_rounds;  // items of the longest list
 };
 
-// Addresses in shared memory. full: the copies of a stage have landed; empty: every consumer has read it.
+struct PrefillItem {
+  PrefillWork work;
+  int first_head, kv_head;
+};
+
+// Addresses in shared memory. full: the copies have landed; empty: every consumer is done with it.
 template <int kHeadDim>
 struct PrefillSm90Memory {
   using Shape = PrefillSm90Shape<kHeadDim>;
-  uint32_t q;
+  static constexpr int kStages = Shape::kStages, kQBuffers = Shape::kQBuffers;
+  static constexpr int kBarriers = 2 * kQBuffers + 4 * kStages;
+  static constexpr int kMaxItems = 40;  // of one thread block's list
+  static constexpr int kBytes = 1024 + kQBuffers * Shape::kQBytes + 2 * kStages * Shape::kTileBytes + kBarriers * 8 +
+                                kMaxItems * static_cast<int>(sizeof(PrefillItem));
+  static_assert(kBytes <= 227 * 1024);
+  uint32_t base;
 
-  __device__ __forceinline__ explicit PrefillSm90Memory(const void* shared) : q((shared_address(shared) + 1023) & ~1023u) {}
-  __device__ __forceinline__ uint32_t k(int stage) const { return q + Shape::kQBytes + stage * Shape::kTileBytes; }
-  __device__ __forceinline__ uint32_t v(int stage) const { return k(Shape::kStages + stage); }
-  __device__ __forceinline__ uint32_t q_full() const { return k(2 * Shape::kStages); }
-  __device__ __forceinline__ uint32_t k_full(int stage) const { return q_full() + 8 + stage * 8; }
-  __device__ __forceinline__ uint32_t v_full(int stage) const { return k_full(Shape::kStages + stage); }
-  __device__ __forceinline__ uint32_t k_empty(int stage) const { return k_full(2 * Shape::kStages + stage); }
-  __device__ __forceinline__ uint32_t v_empty(int stage) const { return k_full(3 * Shape::kStages + stage); }
+  __device__ __forceinline__ explicit PrefillSm90Memory(const void* shared)
+      : base((shared_address(shared) + 1023) & ~1023u) {}
+  __device__ __forceinline__ uint32_t q(int buffer) const { return base + buffer * Shape::kQBytes; }
+  __device__ __forceinline__ uint32_t k(int stage) const { return q(kQBuffers) + stage * Shape::kTileBytes; }
+  __device__ __forceinline__ uint32_t v(int stage) const { return k(kStages + stage); }
+  __device__ __forceinline__ uint32_t q_full(int buffer) const { return k(2 * kStages) + buffer * 8; }
+  __device__ __forceinline__ uint32_t q_empty(int buffer) const { return q_full(kQBuffers + buffer); }
+  __device__ __forceinline__ uint32_t k_full(int stage) const { return q_full(2 * kQBuffers + stage); }
+  __device__ __forceinline__ uint32_t v_full(int stage) const { return k_full(kStages + stage); }
+  __device__ __forceinline__ uint32_t k_empty(int stage) const { return k_full(2 * kStages + stage); }
+  __device__ __forceinline__ uint32_t v_empty(int stage) const { return k_full(3 * kStages + stage); }
+  __device__ __forceinline__ PrefillItem* items() const {
+    return static_cast<PrefillItem*>(__cvta_shared_to_generic(q_full(kBarriers)));
+  }
 };
 
+// Item `round` of this thread block. Items are ordered by tile as find_prefill_work does, then by head group; every other
+// round deals them in reverse, so that lists of items of falling cost come out even.
+template <int kHeadDim>
+__device__ __forceinline__ PrefillItem find_prefill_item(const PagedPrefillArgs& args, const PrefillSchedule& schedule,
+                                                         int round) {
+  const int n_blocks = gridDim.x;
+  const int place = round % 2 == 0 ? blockIdx.x : n_blocks - 1 - blockIdx.x;
+  const int index = round * n_blocks + place;
+  PrefillItem item{};
+  if (index >= schedule.n_items) return item;
+  item.work = find_prefill_work(args, index / schedule.n_head_groups,
+                                PrefillSm90Shape<kHeadDim>::kRows / args.heads_per_tile);
+  item.first_head = index % schedule.n_head_groups * args.heads_per_tile;
+  item.kv_head = item.first_head / (args.n_heads / args.n_kv_heads);
+  return item;
+}
+
+// Starts the copy of an item's rows of Q.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void produce(const PagedPrefillArgs& args, const PrefillWork& work,
-                                        const PrefillSm90Memory<kHeadDim>& memory, int first_head, int kv_head,
-                                        int first_tile, int end_tile) {
+__device__ __forceinline__ void copy_queries(const PagedPrefillArgs& args, const PrefillItem& item, uint32_t to) {
   using Shape = PrefillSm90Shape<kHeadDim>;
-  const RowCopier copier;
+#pragma unroll 1
+  for (int row = threadIdx.x / 8; row < Shape::kRows; row += kWarpgroup / 8) {
+    // Rows past the end repeat the last token and are not stored.
+    const int token = item.work.first_row + min(row / args.heads_per_tile, item.work.n_tokens - 1);
+    const T* from = static_cast<const T*>(args.q) + token * args.q_strides[0] +
+                    (item.first_head + row % args.heads_per_tile) * args.q_strides[1] + threadIdx.x % 8 * 8;
+    const uint32_t place = row * kPanelRowBytes + ((threadIdx.x % 8 ^ (row & 7)) << 4);
 #pragma unroll
-  for (int first = 0; first < Shape::kRows; first += 128) {
-    constexpr int kLast = Shape::kRows % 128 == 0 ? 128 : Shape::kRows % 128;
-    const int row = first + copier.own_row;
-    const int token = min(row / args.heads_per_tile, work.n_tokens - 1);  // rows past the end repeat the last, unstored
-    const int64_t offset = (work.first_row + token) * args.q_strides[0] +
-                           (first_head + row % args.heads_per_tile) * args.q_strides[1];
-    const T* q = static_cast<const T*>(args.q);
-    const uint32_t to = memory.q + first * kPanelRowBytes;
-    if (first + 128 <= Shape::kRows) {
-      copier.copy_offsets<T, 128, Shape::kPanels>(to, Shape::kQPanelBytes, q, offset);
-    } else {
-      copier.copy_offsets<T, kLast, Shape::kPanels>(to, Shape::kQPanelBytes, q, offset);
+    for (int panel = 0; panel < Shape::kPanels; ++panel) {
+      cp_async_16(to + place + panel * Shape::kQPanelBytes, from + panel * 64, 16);
     }
   }
-  barrier_arrive_after_copies(memory.q_full());
+}
 
-  const T* k = static_cast<const T*>(args.k_cache) + kv_head * args.k_strides[1];
-  const T* v = static_cast<const T*>(args.v_cache) + kv_head * args.v_strides[1];
-  const auto read_slot = [&](int tile) {
-    const int key = tile * Shape::kKeys + copier.own_row;
-    return key < work.key_end ? work.slots[key] : -1;
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void produce(const PagedPrefillArgs& args, const PrefillSm90Memory<kHeadDim>& memory,
+                                        int n_rounds) {
+  using Shape = PrefillSm90Shape<kHeadDim>;
+  using Copier = RowCopier<Shape::kKeys>;
+  using Stages = Ring<Shape::kStages>;
+  using Buffers = Ring<Shape::kQBuffers>;
+  const Copier copier;
+  // Starts the copy of the tile whose slots the lanes hold. What an item has in shared memory is read for each tile again:
+  // the producer's registers are few.
+  const auto copy_tile = [&](uint32_t to, const void* cache, const int64_t (&strides)[2], int kv_head, int slot) {
+    const T* head = static_cast<const T*>(cache) + kv_head * strides[1];
+    const uint32_t row_chunks = static_cast<uint32_t>(strides[0] >> 3);  // attn_paged_prefill() saw that 32 bits suffice
+    copier.template copy<Shape::kPanels>(to, reinterpret_cast<const uint4*>(head) + threadIdx.x % 8,
+                                         slot < 0 ? Copier::kNoRow : slot * row_chunks);
   };
-  Ring<Shape::kStages> k_ring, v_ring;
-  int slot = read_slot(first_tile), v_slot = slot;
-  for (int tile = first_tile; tile <= end_tile; ++tile) {  // K of tile, V of the one before
-    const int next_slot = tile + 1 < end_tile ? read_slot(tile + 1) : -1;
-    if (tile < end_tile) {
-      barrier_wait(memory.k_empty(k_ring.stage), k_ring.parity ^ 1);
-      copier.copy_offsets<T, Shape::kKeys, Shape::kPanels>(memory.k(k_ring.stage), Shape::kPanelBytes, k,
-                                                   slot * args.k_strides[0]);
-      barrier_arrive_after_copies(memory.k_full(k_ring.stage));
-      k_ring.advance();
+  int n_q = 0, n_k = 0;  // tiles of Q and K that were copied; V is one behind
+  for (int round = 0; round < n_rounds; ++round) {
+    const PrefillItem& item = memory.items()[round];
+    if (item.work.n_tokens == 0) continue;
+    const auto read_slot = [&](int key) {  // lanes without a row of their own read none
+      return copier.lane < Copier::kWarpRows && key < item.work.key_end ? item.work.slots[key] : -1;
+    };
+    int tile = item.work.key_begin / Shape::kKeys;
+    bool is_first = true;
+    const auto end_tile = [&] { return (item.work.key_end + Shape::kKeys - 1) / Shape::kKeys; };
+    int slot = read_slot(tile * Shape::kKeys + copier.own_row), v_slot = -1;
+    for (; tile <= end_tile(); ++tile) {  // K of tile, V of the one before
+      const int next_slot = read_slot((tile + 1) * Shape::kKeys + copier.own_row);
+      if (tile < end_tile()) {
+        const int stage = Stages::place(n_k);
+        barrier_wait(memory.k_empty(stage), Stages::parity(n_k) ^ 1);
+        copy_tile(memory.k(stage), args.k_cache, args.k_strides, item.kv_head, slot);
+        barrier_arrive_after_copies(memory.k_full(stage));
+      }
+      if (is_first) {
+        is_first = false;
+        const int buffer = Buffers::place(n_q);
+        barrier_wait(memory.q_empty(buffer), Buffers::parity(n_q) ^ 1);
+        copy_queries<T, kHeadDim>(args, item, memory.q(buffer));
+        barrier_arrive_after_copies(memory.q_full(buffer));
+        ++n_q;
+      } else {
+        const int stage = Stages::place(n_k - 1);
+        barrier_wait(memory.v_empty(stage), Stages::parity(n_k - 1) ^ 1);
+        copy_tile(memory.v(stage), args.v_cache, args.v_strides, item.kv_head, v_slot);
+        barrier_arrive_after_copies(memory.v_full(stage));
+      }
+      n_k += tile < end_tile();
+      v_slot = slot;
+      slot = next_slot;
     }
-    if (tile > first_tile) {
-      barrier_wait(memory.v_empty(v_ring.stage), v_ring.parity ^ 1);
-      copier.copy_offsets<T, Shape::kKeys, Shape::kPanels>(memory.v(v_ring.stage), Shape::kPanelBytes, v,
-                                                   v_slot * args.v_strides[0]);
-      barrier_arrive_after_copies(memory.v_full(v_ring.stage));
-      v_ring.advance();
-    }
-    v_slot = slot;
-    slot = next_slot;
   }
   cp_async_wait<0>();
 }
 
+// Writes the lane's two rows, 16 bytes at a time.
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void consume(const PagedPrefillArgs& args, const PrefillWork& work,
-                                        const PrefillSm90Memory<kHeadDim>& memory, int first_head, int first_tile,
-                                        int end_tile) {
-  using Shape = PrefillSm90Shape<kHeadDim>;
-  constexpr int kKeys = Shape::kKeys, kOut = kHeadDim / 2;
-  const int consumer = threadIdx.x / kWarpgroup - 1, lane = threadIdx.x % 32;
-  const int warp_row = consumer * 64 + threadIdx.x % kWarpgroup / 32 * 16, row = warp_row + lane / 4;
-  const int tokens[2] = {row / args.heads_per_tile, (row + 8) / args.heads_per_tile};  // of the accumulators
-  // Keys that every row of the warpgroup sees.
-  const int all_begin = visible_keys(args, work, (consumer * 64 + 63) / args.heads_per_tile).begin;
-  const int all_end = visible_keys(args, work, consumer * 64 / args.heads_per_tile).end;
-  const float scale = args.sm_scale * kLog2E;
-  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Shape::kConsumers;
-
-  RowSoftmax softmax[2];
-  float o[kOut] = {}, s[64], factors[2];
-  uint32_t p[32];
-  Ring<Shape::kStages> k_ring, v_ring;
-  const uint64_t q_desc = tile_descriptor(memory.q + consumer * 64 * kPanelRowBytes);
-
-  const auto mask = [&](int tile) {
-    const int first_key = tile * kKeys;
-    if (first_key >= all_begin && first_key + kKeys <= all_end) return;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const KeyRange range = visible_keys(args, work, tokens[half]);
-      const int begin = range.begin - first_key - lane % 4 * 2, end = range.end - first_key - lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int key = i / 2 * 8 + i % 2;
-        if (key < begin || key >= end) s[i / 2 * 4 + half * 2 + i % 2] = -INFINITY;
-      }
-    }
-  };
-
-  if (first_tile < end_tile) {
-    if (consumer == Shape::kConsumers - 1) named_arrive(1, 2 * kWarpgroup);  // the first turn is consumer 0's
-    barrier_wait(memory.q_full(), 0);
-    barrier_wait(memory.k_full(k_ring.stage), k_ring.parity);
-    fence_async_proxy();
-    named_sync(my_turn, 2 * kWarpgroup);
-    wgmma_fence();
-    issue_scores<T, kHeadDim>(s, q_desc, tile_descriptor(memory.k(k_ring.stage)));
-    named_arrive(next_turn, 2 * kWarpgroup);
-    wgmma_wait<0>();
-    barrier_arrive(memory.k_empty(k_ring.stage));
-    k_ring.advance();
-    mask(first_tile);
-    softmax_tile(s, softmax, factors, scale);
-    pack_weights<T>(p, s);
-
-    for (int tile = first_tile + 1; tile < end_tile; ++tile) {
-      barrier_wait(memory.k_full(k_ring.stage), k_ring.parity);
-      barrier_wait(memory.v_full(v_ring.stage), v_ring.parity);
-      fence_async_proxy();
-      named_sync(my_turn, 2 * kWarpgroup);
-      wgmma_fence();
-      issue_scores<T, kHeadDim>(s, q_desc, tile_descriptor(memory.k(k_ring.stage)));
-      issue_output<T, kKeys>(o, p, tile_descriptor(memory.v(v_ring.stage), Shape::kPanelBytes));
-      named_arrive(next_turn, 2 * kWarpgroup);
-      wgmma_wait<1>();
-      barrier_arrive(memory.k_empty(k_ring.stage));
-      k_ring.advance();
-      mask(tile);
-      softmax_tile(s, softmax, factors, scale);
-      wgmma_wait<0>();
-      barrier_arrive(memory.v_empty(v_ring.stage));
-      v_ring.advance();
-#pragma unroll
-      for (int i = 0; i < kOut; ++i) o[i] = __fmul_rn(o[i], factors[i % 4 / 2]);
-      pack_weights<T>(p, s);
-    }
-
-    barrier_wait(memory.v_full(v_ring.stage), v_ring.parity);
-    fence_async_proxy();
-    wgmma_fence();
-    issue_output<T, kKeys>(o, p, tile_descriptor(memory.v(v_ring.stage), Shape::kPanelBytes));
-    wgmma_wait<0>();
-  } else {
-    barrier_wait(memory.q_full(), 0);  // its memory takes the result
-  }
-
-  // Rows go out by way of Q's memory, so that a row is written 16 bytes a lane.
-  named_sync(my_turn + Shape::kConsumers, kWarpgroup);
-  float sums[2];
+__device__ __forceinline__ void store_rows(const PagedPrefillArgs& args, const PrefillItem& item, int first_row,
+                                           const float (&o)[kHeadDim / 2], const RowSoftmax (&softmax)[2], float scale) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    sums[half] = quad_sum(softmax[half].sum);
-    const float factor = sums[half] == 0.f ? 0.f : 1.f / sums[half];  // a row that saw no key gives 0
-    const int own_row = row + half * 8;
+    const int row = first_row + half * 8, token = row / args.heads_per_tile;
+    const int head = item.first_head + row % args.heads_per_tile;
+    const float sum = quad_sum(softmax[half].sum);
+    const float factor = sum == 0.f ? 0.f : 1.f / sum;  // a row that saw no key gives 0
+    const bool is_stored = token < item.work.n_tokens;
+    T* out = static_cast<T*>(args.out) + (item.work.first_row + token) * args.out_strides[0] +
+             head * args.out_strides[1] + lane % 4 * 8;
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n) {
-      const uint32_t value = pack_2<T>(o[n * 4 + half * 2] * factor, o[n * 4 + half * 2 + 1] * factor);
-      const uint32_t to = memory.q + n / 8 * Shape::kQPanelBytes + own_row * kPanelRowBytes +
-                          ((n % 8 ^ (own_row & 7)) << 4) + lane % 4 * 4;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-    }
-    const int head = first_head + own_row % args.heads_per_tile;
-    if (args.lse != nullptr && lane % 4 == 0 && tokens[half] < work.n_tokens) {
-      args.lse[static_cast<int64_t>(work.first_row + tokens[half]) * args.n_heads + head] =
-          sums[half] == 0.f ? -INFINITY : softmax[half].max * scale * kLn2 + logf(sums[half]);
-    }
-  }
-  __syncwarp();
-  constexpr int kChunks = kHeadDim / 8;
+    for (int group = 0; group < kHeadDim / 32; ++group) {
+      uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 16 * kChunks / 32; ++i) {
-    const int item = i * 32 + lane, own_row = warp_row + item / kChunks, chunk = item % kChunks;
-    const int token = own_row / args.heads_per_tile;
-    if (token >= work.n_tokens) continue;
-    const uint32_t from = memory.q + chunk / 8 * Shape::kQPanelBytes + own_row * kPanelRowBytes +
-                          ((chunk % 8 ^ (own_row & 7)) << 4);
-    uint4 value;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-                 : "r"(from)
-                 : "memory");
-    T* out = static_cast<T*>(args.out) + (work.first_row + token) * args.out_strides[0] +
-             (first_head + own_row % args.heads_per_tile) * args.out_strides[1] + chunk * 8;
-    *reinterpret_cast<uint4*>(out) = value;
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = o + (group * 4 + i) * 4 + half * 2;
+        words[i] = pack_2<T>(pair[0] * factor, pair[1] * factor);
+      }
+      transpose_in_quad(words);
+      if (is_stored) *reinterpret_cast<uint4*>(out + group * 32) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    if (args.lse != nullptr && lane % 4 == 0 && is_stored) {
+      args.lse[static_cast<int64_t>(item.work.first_row + token) * args.n_heads + head] =
+          sum == 0.f ? -INFINITY : softmax[half].max * scale * kLn2 + logf(sum);
+    }
   }
 }
 
-// soft_cap must be 0. The body is empty where wgmma does not exist: the launcher picks it on compute capability 9.0 alone.
+template <typename T, int kHeadDim>
+__device__ __forceinline__ void consume(const PagedPrefillArgs& args, const PrefillSm90Memory<kHeadDim>& memory,
+                                        int n_rounds) {
+  using Shape = PrefillSm90Shape<kHeadDim>;
+  using Stages = Ring<Shape::kStages>;
+  using Buffers = Ring<Shape::kQBuffers>;
+  constexpr int kKeys = Shape::kKeys, kOut = kHeadDim / 2;
+  const int consumer = threadIdx.x / kWarpgroup - 1, first_row = consumer * 64;
+  const int row = first_row + threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;  // and row + 8
+  const float scale = args.sm_scale * kLog2E;
+  const int my_turn = 1 + consumer, next_turn = 1 + (consumer + 1) % Shape::kConsumers;
+  if (consumer == Shape::kConsumers - 1) named_arrive(1, 2 * kWarpgroup);  // the first turn is consumer 0's
+  int n_q = 0, n_k = 0;  // tiles of Q and K that were used; V is one behind within an item
+
+  for (int round = 0; round < n_rounds; ++round) {
+    const PrefillItem& item = memory.items()[round];
+    if (item.work.n_tokens == 0) continue;
+    const int end_tile = (item.work.key_end + kKeys - 1) / kKeys;
+    int tile = item.work.key_begin / kKeys;
+    const KeyRange limits[2] = {visible_keys(args, item.work, row / args.heads_per_tile),
+                                visible_keys(args, item.work, (row + 8) / args.heads_per_tile)};
+    // Key tiles that every row of the warpgroup sees: [all_begin, all_end).
+    const int all_begin = (visible_keys(args, item.work, (first_row + 63) / args.heads_per_tile).begin + kKeys - 1) / kKeys;
+    const int all_end = visible_keys(args, item.work, first_row / args.heads_per_tile).end / kKeys;
+    const int buffer = Buffers::place(n_q);
+    const uint64_t q_desc = tile_descriptor(memory.q(buffer) + first_row * kPanelRowBytes);
+    RowSoftmax softmax[2];
+    float o[kOut] = {}, s[kKeys / 2], factors[2];
+    uint32_t p[kKeys / 4];
+    const auto wait_for = [](uint32_t full, int n) { barrier_wait(full, Stages::parity(n)); };
+
+    barrier_wait(memory.q_full(buffer), Buffers::parity(n_q));
+    if (tile < end_tile) {
+      wait_for(memory.k_full(Stages::place(n_k)), n_k);
+      fence_async_proxy();
+      named_sync(my_turn, 2 * kWarpgroup);
+      wgmma_fence();
+      issue_scores<T, kHeadDim>(s, q_desc, tile_descriptor(memory.k(Stages::place(n_k))));
+      named_arrive(next_turn, 2 * kWarpgroup);
+      wgmma_wait<0>();
+      barrier_arrive(memory.k_empty(Stages::place(n_k)));
+      if (tile < all_begin || tile >= all_end) mask_scores(s, limits, tile * kKeys);
+      softmax_tile(s, softmax, factors, scale);
+      pack_weights<T>(p, s);
+
+      for (++tile; tile < end_tile; ++tile) {
+        const int v_stage = Stages::place(n_k), k_stage = Stages::place(n_k + 1);
+        wait_for(memory.k_full(k_stage), n_k + 1);
+        wait_for(memory.v_full(v_stage), n_k);
+        fence_async_proxy();
+        named_sync(my_turn, 2 * kWarpgroup);
+        wgmma_fence();
+        issue_scores<T, kHeadDim>(s, q_desc, tile_descriptor(memory.k(k_stage)));
+        issue_output<T>(o, p, tile_descriptor(memory.v(v_stage), Shape::kPanelBytes));
+        named_arrive(next_turn, 2 * kWarpgroup);
+        wgmma_wait<1>();
+        barrier_arrive(memory.k_empty(k_stage));
+        if (tile < all_begin || tile >= all_end) mask_scores(s, limits, tile * kKeys);
+        softmax_tile(s, softmax, factors, scale);
+        wgmma_wait<0>();
+        barrier_arrive(memory.v_empty(v_stage));
+        ++n_k;
+        // Where no maximum of the warp's rows grew, the factors are exactly 1.
+        if (__any_sync(0xffffffffu, factors[0] != 1.f || factors[1] != 1.f)) {
+#pragma unroll
+          for (int i = 0; i < kOut; ++i) o[i] = __fmul_rn(o[i], factors[i % 4 / 2]);
+        }
+        pack_weights<T>(p, s);
+      }
+      barrier_arrive(memory.q_empty(buffer));
+
+      const int v_stage = Stages::place(n_k);
+      wait_for(memory.v_full(v_stage), n_k);
+      fence_async_proxy();
+      wgmma_fence();
+      issue_output<T>(o, p, tile_descriptor(memory.v(v_stage), Shape::kPanelBytes));
+      wgmma_wait<0>();
+      barrier_arrive(memory.v_empty(v_stage));
+      ++n_k;
+    } else {
+      barrier_arrive(memory.q_empty(buffer));
+    }
+    ++n_q;
+    store_rows<T, kHeadDim>(args, item, row, o, softmax, scale);
+  }
+}
+
+// soft_cap must be 0, and the places of all slots must be below 2^32 - 1 in chunks of 16 bytes. The body is empty where wgmma does not exist: the launcher picks it on compute capability 9.0 alone.
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(PrefillSm90Shape<kHeadDim>::kThreads, 1)
-    attn_paged_prefill_sm90_kernel(const __grid_constant__ PagedPrefillArgs args) {
+    attn_paged_prefill_sm90_kernel(const __grid_constant__ PagedPrefillArgs args, const PrefillSchedule schedule) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = PrefillSm90Shape<kHeadDim>;
   extern __shared__ unsigned char shared[];
-  const PrefillWork work = find_prefill_work(args, blockIdx.x, Shape::kRows / args.heads_per_tile);
-  if (work.n_tokens == 0) return;
-  const int first_head = blockIdx.y * args.heads_per_tile;
-  const int first_tile = work.key_begin / Shape::kKeys, end_tile = (work.key_end + Shape::kKeys - 1) / Shape::kKeys;
   const PrefillSm90Memory<kHeadDim> memory(shared);
   if (threadIdx.x == 0) {
-    barrier_init(memory.q_full(), kWarpgroup);
+    for (int i = 0; i < Shape::kQBuffers; ++i) {
+      barrier_init(memory.q_full(i), kWarpgroup);
+      barrier_init(memory.q_empty(i), Shape::kConsumers * kWarpgroup);
+    }
     for (int i = 0; i < 2 * Shape::kStages; ++i) {
       barrier_init(memory.k_full(i), kWarpgroup);
       barrier_init(memory.k_empty(i), Shape::kConsumers * kWarpgroup);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_init_fence();
+  }
+  for (int round = threadIdx.x; round < schedule.n_rounds; round += Shape::kThreads) {
+    memory.items()[round] = find_prefill_item<kHeadDim>(args, schedule, round);
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
     give_registers<Shape::kProducerRegisters>();
-    const int kv_head = first_head / (args.n_heads / args.n_kv_heads);
-    produce<T, kHeadDim>(args, work, memory, first_head, kv_head, first_tile, end_tile);
+    produce<T, kHeadDim>(args, memory, schedule.n_rounds);
   } else {
     take_registers<Shape::kConsumerRegisters>();
-    consume<T, kHeadDim>(args, work, memory, first_head, first_tile, end_tile);
+    consume<T, kHeadDim>(args, memory, schedule.n_rounds);
   }
 #endif
 }

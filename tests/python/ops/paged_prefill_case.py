@@ -11,6 +11,8 @@ from torch import Tensor
 from astrai import _C
 from astrai.extension import ops
 
+# Relative error in the 2-norm: weights and result are rounded to 8 or 11 bits once each.
+MAX_ERROR = {torch.bfloat16: 2.7e-3, torch.float16: 4e-4}
 POISON_SLOT = 2**31 - 1  # in table entries past kv_len: reading such a slot faults
 
 
@@ -140,3 +142,10 @@ def reference(case: PrefillCase) -> tuple[Tensor, Tensor]:
         weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # NaN where a row sees no key
         out[own] = torch.einsum("hqk,khd->qhd", weights, values)
     return out, lse
+
+
+def assert_right(case: PrefillCase, out: Tensor) -> None:
+    expected, _ = reference(case)
+    assert torch.isfinite(out).all()
+    error = (out.double() - expected).norm() / expected.norm().clamp_min(1e-30)
+    assert error <= MAX_ERROR[out.dtype], f"relative error {error.item():.3g}"
