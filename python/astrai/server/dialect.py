@@ -24,7 +24,7 @@ from astrai.text.answer import (
     detect_tool_format,
 )
 from astrai.text.answer.call_grammar import GrammarTerms, UnenforceableError, call_grammar
-from astrai.text.tool_prompt import calls_as_text, with_instruction
+from astrai.text.tool_prompt import calls_as_text, one_call_a_turn, with_instruction
 
 _TAIL_IDS = 32  # of a prompt: more than any tag that opens reasoning, and the white space behind it
 MAX_SCHEMA_DEPTH = 64  # levels of the parameters of a tool whose call is forced
@@ -67,6 +67,8 @@ class ChatDialect:
             messages = calls_as_text(messages)
         elif self.tool_format is not None and self.tool_format.call_id_length is not None:
             messages = [_with_ids(m, self.tool_format.call_id_length) for m in messages]
+        if not self._traits.takes_parallel_calls:
+            messages = one_call_a_turn(messages)
         if not tools or self._traits.reads_tools:
             return messages, tools
         if self.tool_format is not None and self.tool_format.name == "hermes":

@@ -31,12 +31,14 @@ _JSON_ARGUMENTS = re.compile(r'(?<!\\)"probe_key"\s*:\s*"probe_value"')
 class TemplateTraits:
     """reads_system: a system message is rendered. reads_tools: tool definitions are.
     reads_calls: an assistant's tool calls and the tools' results are. wants_text_arguments: a
-    call's arguments have to be JSON text, not an object."""
+    call's arguments have to be JSON text, not an object. takes_parallel_calls: a turn may hold
+    several calls."""
 
     reads_system: bool
     reads_tools: bool
     reads_calls: bool
     wants_text_arguments: bool
+    takes_parallel_calls: bool = True
 
 
 def probe_template(render: Render) -> TemplateTraits:
@@ -51,23 +53,27 @@ def probe_template(render: Render) -> TemplateTraits:
     is_misread = not as_object or "'probe_key'" in as_object
     wants_text = is_misread and _JSON_ARGUMENTS.search(as_text) is not None
     called = as_text if wants_text else as_object
+    reads_calls = "probe_value" in called and "probe_result" in called
+    arguments: Any = '{"probe_key": "probe_value"}' if wants_text else {"probe_key": "probe_value"}
+    two_calls = _try(render, _called(arguments, 2), tools, wants_text)
     return TemplateTraits(
         reads_system="probe_system" in system,
         reads_tools=reads_tools,
         # The definition above may spell the names too; the value is the call's alone.
-        reads_calls="probe_value" in called and "probe_result" in called,
+        reads_calls=reads_calls,
         wants_text_arguments=wants_text,
+        takes_parallel_calls=not reads_calls or bool(two_calls),
     )
 
 
-def _called(arguments: object) -> list[dict[str, Any]]:
+def _called(arguments: object, n_calls: int = 1) -> list[dict[str, Any]]:
     function = {"name": "probe_tool", "arguments": arguments}
     call = {"id": _CALL_ID, "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": _CALL_ID, "name": "probe_tool"}
     return [
         _USER,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {**result, "content": "probe_result"},
+        {"role": "assistant", "content": "", "tool_calls": [call] * n_calls},
+        *[{**result, "content": "probe_result"}] * n_calls,
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["calls_as_text", "with_instruction"]
+__all__ = ["calls_as_text", "one_call_a_turn", "with_instruction"]
 
 _INSTRUCTION = """\
 You can call functions. Each line between the tags describes one of them in JSON.
@@ -59,6 +59,32 @@ def calls_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             turns.append({"role": "user", "content": text})
         is_result_open = message["role"] == "tool"
+    return turns
+
+
+def one_call_a_turn(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with a turn of its own for each call, its result behind it, for templates
+    that refuse several calls in a turn."""
+    turns: list[dict[str, Any]] = []
+    moved: set[int] = set()  # identities of the results that stand behind their calls already
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls") or ()
+        if id(message) in moved:
+            continue
+        if len(calls) < 2:
+            turns.append(message)
+            continue
+        results = {}
+        for later in messages[at + 1 :]:
+            if later["role"] != "tool":
+                break
+            results[later.get("tool_call_id")] = later
+        for i, call in enumerate(calls):
+            content = message["content"] if i == 0 else ""
+            turns.append({**message, "content": content, "tool_calls": [call]})
+            if call["id"] in results:
+                turns.append(results[call["id"]])
+                moved.add(id(results[call["id"]]))
     return turns
 
 

@@ -9,7 +9,7 @@ import pytest
 from astrai.text import ChatTemplate, TemplateError
 from astrai.text.answer import detect_reasoning_format, detect_tool_format
 from astrai.text.template_traits import TemplateTraits
-from astrai.text.tool_prompt import calls_as_text, with_instruction
+from astrai.text.tool_prompt import calls_as_text, one_call_a_turn, with_instruction
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 CALLS = (
@@ -87,6 +87,28 @@ def test_calls_become_text_that_a_strict_template_takes() -> None:
         ChatTemplate(NO_SYSTEM).render(HISTORY)
     assert "[user]<tool_response>" in ChatTemplate(NO_SYSTEM).render(turns)
     assert "tool_calls" in HISTORY[1], "the caller's messages are untouched"
+
+
+def test_a_template_that_takes_one_call_a_turn_gets_one() -> None:
+    single = OBJECT.replace(
+        "{% for c",
+        "{% if m.tool_calls|length > 1 %}{{ raise_exception('one') }}{% endif %}{% for c",
+    )
+    template = ChatTemplate(single)
+    assert template.traits == TemplateTraits(True, True, True, False, takes_parallel_calls=False)
+    calls = [
+        {"id": number, "type": "function", "function": {"name": "f", "arguments": {"x": number}}}
+        for number in "123"
+    ]
+    results = [{"role": "tool", "tool_call_id": n, "content": f"result {n}"} for n in "213"]
+    user = {"role": "user", "content": "So?"}
+    turns = [{"role": "assistant", "content": "Wait.", "tool_calls": calls}, *results, user]
+    with pytest.raises(TemplateError, match="one"):
+        template.render(turns)
+    assert template.render(one_call_a_turn(turns)) == (
+        '[assistant]Wait.f{"x": "1"}[tool]result 1[assistant]f{"x": "2"}[tool]result 2'
+        '[assistant]f{"x": "3"}[tool]result 3[user]So?'
+    )
 
 
 def test_users_after_users_stay_apart_when_no_result_is_between_them() -> None:
