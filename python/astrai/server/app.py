@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,12 +40,15 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         link = EngineLink(engine, settings) if engine is not None else None
         app.state.engine_link = link
-        if link is not None:
-            app.state.metrics.watch(link, settings.served_model_name)
+        if link is None:
+            yield
+            return
+        app.state.metrics.watch(link, settings.served_model_name)
+        warm_up = asyncio.create_task(link.warm_grammars())
         yield
+        warm_up.cancel()
         app.state.engine_link = None
-        if link is not None:
-            link.close()
+        link.close()
 
     app = FastAPI(
         title="AstrAI inference server",

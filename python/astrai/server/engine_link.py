@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ EventBatches = AsyncGenerator[list[tuple[int, TokenEvent]], None]
 
 _TEXT_THREADS = 4
 _GRAMMAR_THREADS = 4  # they only wait for the compiler
+_WARM_UP_S = 2.0  # after the start, and between two looks whether the engine is idle
 
 
 class EngineLink:
@@ -73,6 +74,17 @@ class EngineLink:
             raise grammar_refusal(error, param) from None
         except engine_errors.QueueFullError as error:
             raise _queue_full(error) from None
+
+    async def warm_grammars(self) -> None:
+        """Compile a first grammar while nothing runs. It builds the compiler's view of the
+        vocabulary under the interpreter's lock, for some 10 us a token, which would hold up a
+        step."""
+        while True:
+            await asyncio.sleep(_WARM_UP_S)
+            if not self.engine.client.stats()["active_tasks"]:
+                break
+        with suppress(ApiError, ImportError):  # a request with a grammar will be told
+            await self.compile_grammar(Grammar.json_object(), "response_format")
 
     # text -------------------------------------------------------------------------------------
 

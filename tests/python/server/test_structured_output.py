@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from fake_engine import FakeEngine
 from live_server import Live
 
+from astrai.server import ServerSettings, engine_link
 from astrai.structured import Grammar
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
@@ -141,3 +144,22 @@ WRONG = [
 @pytest.mark.parametrize("path, bad", WRONG, ids=lambda v: str(v)[:60])
 def test_wrong_types_are_422(live: Live, path: str, bad: dict[str, Any]) -> None:
     assert live.post(path, {**BODY[path], **bad}).status_code == 422
+
+
+def test_a_first_grammar_is_compiled_once_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_link, "_WARM_UP_S", 0.01)
+    engine = FakeEngine()
+    compiled: list[Grammar] = []
+    monkeypatch.setattr(engine.client, "compile_grammar", compiled.append)
+    busy = iter([1, 1, 0])
+    monkeypatch.setattr(engine.client, "stats", lambda: {"active_tasks": next(busy)})
+
+    async def warm() -> None:
+        link = engine_link.EngineLink(engine, ServerSettings())  # type: ignore[arg-type]
+        await link.warm_grammars()
+        link.close()
+
+    asyncio.run(warm())
+    assert compiled == [Grammar.json_object()] and next(busy, None) is None
