@@ -65,14 +65,16 @@ class Answer:
 
     def add(self, text: str, is_end: bool) -> None:
         """Take the next piece of the generated text; is_end: nothing follows."""
-        events: list[AnswerEvent] = []
-        if self._splitter is None:
-            events = [TextPiece(text)] if text else []
-        else:
-            events = self._splitter.feed(text) if text else []
-            if is_end:
-                events += self._splitter.end()
         self.news = []
+        if self._splitter is None:
+            if text:
+                block = self._block("text")
+                block.text += text
+                self.news.append((TextPiece(text), block))
+            return
+        events: list[AnswerEvent] = self._splitter.feed(text) if text else []
+        if is_end:
+            events += self._splitter.end()
         for event in events:
             if isinstance(event, CallFault):
                 self._note(event)

@@ -27,7 +27,7 @@ from astrai.server.openai_chat import check_tools
 from astrai.server.openai_common import new_id, now, stop_strings
 from astrai.server.openai_models import reasoning_switch
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
-from astrai.server.sse import DONE, named_frame
+from astrai.server.sse import DONE, TextFrame, named_frame
 from astrai.server.structured_output import anthropic_grammar
 from astrai.server.tool_choice import ToolChoice, anthropic_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallEnd, ReasoningPiece, TextPiece
@@ -107,6 +107,7 @@ class _BlockFrames:
     def __init__(self) -> None:
         self._n_begun = 0
         self._open: AnswerBlock | None = None
+        self._text_frame: TextFrame | None = None  # of the open block
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
         """The frames of one event of `block`, which ends the block before it."""
@@ -114,7 +115,10 @@ class _BlockFrames:
         if block is not self._open and not isinstance(event, CallEnd):
             frames = self._close() + self._begin(block)
         if isinstance(event, TextPiece):
-            return frames + self._delta({"type": "text_delta", "text": event.text})
+            if self._text_frame is None:
+                delta = {"type": "text_delta", "text": TextFrame.SLOT}
+                self._text_frame = TextFrame(self._delta(delta))
+            return frames + self._text_frame.fill(event.text)
         if isinstance(event, ReasoningPiece):
             return frames + self._delta({"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, CallArguments):
@@ -129,7 +133,7 @@ class _BlockFrames:
         return frames + self._close()
 
     def _begin(self, block: AnswerBlock) -> bytes:
-        self._open = block
+        self._open, self._text_frame = block, None
         self._n_begun += 1
         empty = replace(block, text="")
         start = {

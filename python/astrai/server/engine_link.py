@@ -229,23 +229,18 @@ class EngineLink:
         seconds = min((limit for limit in limits if limit is not None), default=None)
         return None if seconds is None else asyncio.get_running_loop().time() + seconds - age_s
 
-    def generate(
+    async def generate(
         self, requests: list[GenerationRequest], deadline_at: float | None = None
     ) -> EventBatches:
-        """Submit all requests; closing the result cancels what is not finished, and so does the
-        deadline.
+        """Submit all requests and yield their events in batches; closing it cancels what is not
+        finished, and so does the deadline.
 
         Raises ApiError from its first batch on; nothing is left running then.
         """
-        return _merge([self._stream(request, deadline_at) for request in requests])
-
-    async def _stream(
-        self, request: GenerationRequest, deadline_at: float | None
-    ) -> AsyncGenerator[TokenEvent, None]:
         try:
-            async with aclosing(self._router.stream(request, deadline_at)) as events:
-                async for event in events:
-                    yield event
+            async with aclosing(self._router.stream_all(requests, deadline_at)) as batches:
+                async for batch in batches:
+                    yield batch
         except engine_errors.RequestError as error:
             raise ApiError(400, str(error), code=error.code, param=error.param) from None
         except engine_errors.QueueFullError as error:
@@ -279,44 +274,3 @@ class EngineLink:
 
 def _queue_full(error: engine_errors.QueueFullError) -> ApiError:
     return ApiError(429, str(error), code="queue_full", retry_after_s=error.retry_after_s)
-
-
-async def _merge(streams: list[AsyncGenerator[TokenEvent, None]]) -> EventBatches:
-    """The events of several streams as they come, each batch in the order of arrival."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for event in stream:
-                yield [(0, event)]
-        return
-    arrived: list[tuple[int, TokenEvent]] = []
-    news = asyncio.Event()
-
-    async def pump(idx: int, stream: AsyncGenerator[TokenEvent, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for event in stream:
-                    arrived.append((idx, event))
-                    news.set()
-        finally:
-            news.set()
-
-    tasks = [asyncio.create_task(pump(idx, stream)) for idx, stream in enumerate(streams)]
-    try:
-        while True:
-            await news.wait()
-            news.clear()
-            for task in tasks:
-                if task.done():
-                    task.result()  # raises what ended the stream
-            if arrived:
-                batch = arrived.copy()
-                arrived.clear()
-                yield batch
-            elif all(task.done() for task in tasks):
-                return
-            if all(task.done() for task in tasks):
-                news.set()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

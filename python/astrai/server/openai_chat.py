@@ -33,7 +33,7 @@ from astrai.server.openai_models import (
     template_variables,
 )
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
-from astrai.server.sse import DONE, frame
+from astrai.server.sse import DONE, TextFrame, frame
 from astrai.server.structured_output import openai_grammar
 from astrai.server.tool_choice import openai_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningPiece, TextPiece
@@ -51,6 +51,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request
+        self._text_frames: dict[int, TextFrame] = {}  # by index of the choice
         choice = openai_tool_choice(
             request.tool_choice, {tool.function.name for tool in request.tools or ()}
         )
@@ -101,6 +102,9 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         return b"".join(self._chunk(ctx, choice, role, None) for choice in choices)
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
+        news = choice.answer.news
+        if len(news) == 1 and isinstance(news[0][0], TextPiece) and self._is_plain(ctx, event):
+            return self._text_frame(ctx, choice).fill(news[0][0].text)
         deltas = [delta for piece in choice.answer.news if (delta := _delta(*piece)) is not None]
         has_tokens = (self._request.logprobs or ctx.wants_ids) and event.token_ids
         if has_tokens and not deltas:
@@ -112,6 +116,17 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         if event.finish_reason is not None:
             frames.append(self._chunk(ctx, choice, {}, None))
         return b"".join(frames)
+
+    def _is_plain(self, ctx: ResponseContext, event: TokenEvent) -> bool:
+        """Is the text all that this event's chunk tells?"""
+        return event.finish_reason is None and event.logprobs is None and not ctx.wants_ids
+
+    def _text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame:
+        found = self._text_frames.get(choice.index)
+        if found is None:
+            example = self._chunk(ctx, choice, {"content": TextFrame.SLOT}, None)
+            found = self._text_frames[choice.index] = TextFrame(example)
+        return found
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         options = self._request.stream_options

@@ -30,6 +30,11 @@ def encode_json(payload: Any) -> bytes:
     return encoded
 
 
+def encode_text(text: str) -> bytes:
+    """As encode_json; most pieces of a stream are ASCII, which holds no separator."""
+    return orjson.dumps(text) if text.isascii() else encode_json(text)
+
+
 def frame(payload: Any) -> bytes:
     """An unnamed event (OpenAI)."""
     return b"data: " + encode_json(payload) + b"\n\n"
@@ -39,3 +44,16 @@ def named_frame(payload: dict[str, Any]) -> bytes:
     """An event named after payload["type"] (Anthropic)."""
     name: str = payload["type"]
     return b"event: " + name.encode() + b"\n" + frame(payload)
+
+
+class TextFrame:
+    """A frame of which one text varies: shaped once, filled in for each token of a stream."""
+
+    SLOT = "\ue000"  # stands for the text in the frame to be copied
+
+    def __init__(self, example: bytes) -> None:
+        """example: a frame whose last SLOT is the text. Others may be what a client sent."""
+        self._before, _, self._after = example.rpartition(encode_json(self.SLOT))
+
+    def fill(self, text: str) -> bytes:
+        return self._before + encode_text(text) + self._after
