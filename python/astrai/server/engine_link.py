@@ -247,7 +247,7 @@ class EngineLink:
             raise _queue_full(error) from None
         except engine_errors.DeadlineError:
             raise ApiError(
-                504,
+                408,
                 "the answer did not end before the request's deadline and was given up",
                 code="deadline_exceeded",
                 is_final=True,

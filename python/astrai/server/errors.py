@@ -23,7 +23,7 @@ _OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",
-    504: "timeout_error",
+    408: "timeout_error",
 }
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -33,7 +33,7 @@ _ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     500: "api_error",
     503: "overloaded_error",
-    504: "timeout_error",
+    408: "timeout_error",
 }
 
 

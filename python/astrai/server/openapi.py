@@ -1,4 +1,5 @@
-"""/openapi.json: the routes read their bodies themselves, so their schemas are put in here."""
+"""/openapi.json: the routes read their bodies and write their answers themselves, so the schemas of
+both are put in here."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from astrai.server.anthropic_models import CountTokensRequest, MessagesRequest
 from astrai.server.completions_models import CompletionRequest
 from astrai.server.openai_models import ChatCompletionRequest
+from astrai.server.openapi_answers import COMPONENTS, responses_of
 from astrai.server.responses_models import InputFields, ResponsesRequest
 from astrai.server.service_models import DetokenizeRequest, TokenizeRequest
 
@@ -39,13 +41,21 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _build(app: FastAPI) -> dict[str, Any]:
-    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schema = get_openapi(
+        title=app.title, version=app.version, routes=app.routes, servers=app.servers
+    )
     _, definitions = models_json_schema(
         [(model, "validation") for model in _BODIES.values()],
         ref_template="#/components/schemas/{model}",
     )
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components.update(definitions["$defs"])
+    components.update(COMPONENTS)
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's; ours has an envelope
+        components.pop(name, None)
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"] = responses_of(method, path)
     for path, model in _BODIES.items():
         reference = {"$ref": f"#/components/schemas/{model.__name__}"}
         schema["paths"][path]["post"]["requestBody"] = {

@@ -16,6 +16,8 @@ from astrai.text.token_bytes import BYTE_LEVEL, decoding_style, piece_bytes
 
 __all__ = ["SPECIAL_MARK", "Tokenizer"]
 
+_SHORT_CHARS = 2048  # encoded in a millisecond or two
+
 # Stands before a special token that is meant as one, in text where the bare spelling is only text.
 # Private-use characters around a number drawn at start: no client can write it.
 SPECIAL_MARK = f"\U000f0000{secrets.token_hex(8)}\U000f0001"
@@ -88,7 +90,7 @@ class Tokenizer:
         if not parse_special:
             ids = self.encode_marked(text)
             return self._with_special(ids) if add_special_tokens else ids
-        encoded: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        encoded = _ids(self._backend, text, add_special_tokens)
         if add_special_tokens and self.bos_id is not None:
             while encoded[:2] == [self.bos_id, self.bos_id]:
                 del encoded[0]
@@ -98,7 +100,7 @@ class Tokenizer:
         """Token ids of a text where only special tokens preceded by SPECIAL_MARK are tokens."""
         _check_unicode(text)
         if SPECIAL_MARK not in text and not any(s in text for s in self.special_strings):
-            return list(self._backend.encode(text, add_special_tokens=False).ids)
+            return _ids(self._backend, text)
         if self._marked is None:
             with self._marked_lock:
                 self._marked = self._marked or _MarkedBackend(self._backend)
@@ -168,8 +170,19 @@ class _MarkedBackend:
         }
 
     def encode(self, text: str) -> list[int]:
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = _ids(self._backend, text)
         return [self._true_id.get(token_id, token_id) for token_id in ids]
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    """Ids of a text. A long one goes as a batch of one, which lets other threads run meanwhile:
+    `encode` holds the interpreter for as long as it takes, a second for a megabyte."""
+    if len(text) <= _SHORT_CHARS:
+        short: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return short
+    batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = batch[0].ids
+    return ids
 
 
 def _check_unicode(text: str) -> None:

@@ -285,3 +285,10 @@ def test_default_model_tokenizes_every_awkward_string_as_the_reference(
         assert tokenizer.encode(record["text"]) == record["ids"], record["text"]
         decoded = tokenizer.decode(record["ids"], skip_special_tokens=False)
         assert decoded == record["decoded"], record["text"]
+
+
+def test_a_long_text_has_the_ids_that_the_library_gives_it() -> None:
+    made = toy()
+    text = "\u00e9 the boat, don't 007 " * 500
+    assert made.encode(text) == TOY.encode(text, add_special_tokens=False).ids
+    assert made.encode(text, parse_special=False) == made.encode(text)

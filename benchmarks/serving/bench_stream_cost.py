@@ -1,0 +1,235 @@
+"""Times what streaming itself costs: many streams over a model that computes nothing.
+
+Server and client are two processes. Host time is CPU time of the server's threads as the kernel
+counts it, so that other work on the machine stretches it little.
+PYTHONPATH=python python -m benchmarks.serving.bench_stream_cost --write   # results/stream_cost.*
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results_file import write_results
+from benchmarks.serving.no_op_server import CONTEXT, Conditions, serve
+
+N_STREAMS = 128
+PACE_S = 0.05  # 20 tokens a second for each stream
+N_TOKENS = 300
+N_FIRST_BYTES = 100
+LARGE_PROMPT_CHARS = 1_000_000
+_EVENT = b'"content":"'
+
+
+@dataclass
+class Server:
+    pid: int
+    port: int
+    first_token_ns: Any
+    layers: dict[str, float] = field(default_factory=dict)
+
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU seconds so far of the event loop's thread and of all others."""
+        loop = others = 0.0
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+            if task.name == str(self.pid):
+                loop += seconds
+            else:
+                others += seconds
+        return loop, others
+
+
+@contextmanager
+def running(conditions: Conditions) -> Iterator[Server]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    first_token_ns = context.Value("q", 0, lock=False)
+    process = context.Process(target=serve, args=(theirs, first_token_ns, conditions))
+    process.start()
+    theirs.close()  # so that a server that ends early is an end of file here
+    try:
+        server = Server(process.pid or 0, ours.recv(), first_token_ns)
+        yield server
+        ours.send("stop")
+        server.layers = ours.recv()
+    finally:
+        process.join(30)
+        process.kill()
+
+
+def request_bytes(body: dict[str, Any]) -> bytes:
+    payload = json.dumps(body).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
+    )
+    return head.encode() + payload
+
+
+def chat(prompt: str, max_tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"messages": messages, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+
+
+@dataclass
+class Stream:
+    """n_events with text, and when each read came."""
+
+    n_events: int = 0
+    arrivals_s: list[float] = field(default_factory=list)
+
+
+async def read_stream(port: int, body: dict[str, Any], stream: Stream) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_bytes(body))
+    tail = b""
+    while b"[DONE]" not in tail:
+        read = await reader.read(65536)
+        assert read, tail
+        stream.arrivals_s.append(time.monotonic())
+        stream.n_events += read.count(_EVENT)
+        tail = (tail + read)[-64:]
+    writer.close()
+
+
+async def read_streams(port: int, count: int, n_tokens: int) -> list[Stream]:
+    streams = [Stream() for _ in range(count)]
+    bodies = [chat(f"Tell me about number {i}.", n_tokens) for i in range(count)]
+    await asyncio.gather(*(read_stream(port, b, s) for b, s in zip(bodies, streams, strict=True)))
+    return streams
+
+
+def cost_of_a_token(pace_s: float) -> dict[str, object]:
+    with running(Conditions(pace_s=pace_s)) as server:
+        asyncio.run(read_streams(server.port, N_STREAMS, 20))  # warm-up
+        loop_before, others_before = server.cpu_s()
+        begin = time.monotonic()
+        streams = asyncio.run(read_streams(server.port, N_STREAMS, N_TOKENS))
+        wall_s = time.monotonic() - begin
+        loop, others = server.cpu_s()
+    n_tokens = N_STREAMS * N_TOKENS
+    timed = replace(Conditions(pace_s=pace_s), times_layers=True)
+    with running(timed) as server:
+        asyncio.run(read_streams(server.port, N_STREAMS, N_TOKENS))
+    shares = {name: seconds / n_tokens * 1e6 for name, seconds in server.layers.items()}
+    loop_us = (loop - loop_before) / n_tokens * 1e6
+    scheduler_us = (others - others_before) / n_tokens * 1e6
+    return {
+        "case": f"{N_STREAMS} streams, "
+        + (f"{1 / pace_s:.0f} tokens/s each" if pace_s else "no pace"),
+        "host_us_per_token": round(loop_us + scheduler_us, 1),
+        "event_loop_us": round(loop_us, 1),
+        "scheduler_us": round(scheduler_us, 1),
+        "json_and_framing_us": round(shares["json_and_framing"], 1),
+        "http_and_socket_us": round(shares["http_and_socket"], 1),
+        "tokens_per_s": round(n_tokens / wall_s),
+        "tokens_per_event": round(n_tokens / sum(s.n_events for s in streams), 2),
+    }
+
+
+def first_byte_ms() -> list[float]:
+    """From the end of the step that gave the first token to the client's read of its event."""
+
+    async def ask(server: Server) -> float:
+        stream = Stream()
+        await read_stream(server.port, chat("Hello", 1), stream)
+        return (stream.arrivals_s[0] * 1e9 - server.first_token_ns.value) / 1e6
+
+    with running(Conditions()) as server:
+        asyncio.run(ask(server))
+        return [asyncio.run(ask(server)) for _ in range(N_FIRST_BYTES)]
+
+
+def large_prompt_delay_ms() -> dict[str, float]:
+    """The longest gap between two reads of paced streams, without and beside a 1 MB prompt."""
+    prompt = ("The quick brown fox jumps over the lazy dog. " * 25_000)[:LARGE_PROMPT_CHARS]
+
+    def longest_gap(streams: list[Stream], since_s: float) -> float:
+        gaps = [
+            after - before
+            for s in streams
+            for before, after in zip(s.arrivals_s, s.arrivals_s[1:], strict=False)
+            if before > since_s
+        ]
+        return max(gaps) * 1000
+
+    async def measure(port: int) -> dict[str, float]:
+        await read_streams(port, 8, 10)
+        began = time.monotonic()
+        quiet = await read_streams(port, 8, 80)
+        loud = [Stream() for _ in range(8)]
+        reading = [
+            asyncio.create_task(read_stream(port, chat(f"Number {i}", 200), s))
+            for i, s in enumerate(loud)
+        ]
+        await asyncio.sleep(1)
+        sent = time.monotonic()
+        large = Stream()
+        await read_stream(port, chat(prompt, 2), large)
+        answered = time.monotonic() - sent
+        await asyncio.gather(*reading)
+        return {
+            "quiet": longest_gap(quiet, began),
+            "beside_1_mb": longest_gap(loud, sent - 0.1),
+            "large_answer_s": answered,
+        }
+
+    conditions = Conditions(pace_s=PACE_S, max_batch_size=16, max_seq_len=CONTEXT)
+    with running(conditions) as server:
+        return asyncio.run(measure(server.port))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write results/stream_cost.*")
+    parser.add_argument("--only", choices=["paced", "unpaced", "first", "large"])
+    args = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    if args.only in (None, "paced"):
+        rows.append(cost_of_a_token(PACE_S))
+        print(rows[-1], flush=True)
+    if args.only in (None, "unpaced"):
+        rows.append(cost_of_a_token(0.0))
+        print(rows[-1], flush=True)
+    conditions = ""
+    if args.only in (None, "first"):
+        delays = first_byte_ms()
+        conditions += (
+            f"First byte after its token: median {statistics.median(delays):.2f} ms, "
+            f"p90 {statistics.quantiles(delays, n=10)[-1]:.2f} ms, {N_FIRST_BYTES} requests, one "
+            "at a time. "
+        )
+        print(conditions, flush=True)
+    if args.only in (None, "large"):
+        gaps = large_prompt_delay_ms()
+        conditions += (
+            f"Longest gap between two reads of 8 streams at 20 tokens/s: {gaps['quiet']:.0f} ms, "
+            f"beside a prompt of 1 MB {gaps['beside_1_mb']:.0f} ms (the prompt's own answer took "
+            f"{gaps['large_answer_s']:.1f} s)."
+        )
+        print(conditions, flush=True)
+    if args.only is None:
+        folder = Path(__file__).parents[1] / "results" if args.write else None
+        title = "What streaming costs: no model, the real loop, a client in another process"
+        conditions = (
+            f"Chat completions streamed, one event a token, {N_TOKENS} tokens each. Microseconds "
+            "of CPU time a token; the two layers are of a second run, whose clock costs 1 to 2 us "
+            "a call. " + conditions
+        )
+        write_results("stream_cost", title, conditions, rows, folder)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()
