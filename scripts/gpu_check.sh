@@ -23,6 +23,6 @@ echo "== tests"
 "$python" -m pytest -q -p no:cacheprovider -m gpu tests/python/ops
 
 echo "== measurements"
-for benchmark in gpu_ops elementwise sampling; do
+for benchmark in elementwise sampling eager; do
   "$python" "benchmarks/kernels/$benchmark.py" --out "$folder" --commit "$commit"
 done

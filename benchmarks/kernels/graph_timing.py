@@ -36,8 +36,8 @@ def n_sets(bytes_a_set: int) -> int:
     return max(2, min(MAX_SETS, 4 * L2_BYTES // max(bytes_a_set, 1) + 1))
 
 
-def replay_us(calls: Sequence[Callable[[], object]]) -> Time:
-    """calls: the operation on each buffer set."""
+def replay_us(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> Time:
+    """calls: the operation on each buffer set. Fewer repeats suit what is only compared with."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -53,7 +53,7 @@ def replay_us(calls: Sequence[Callable[[], object]]) -> Time:
     for _ in range(WARM_UPS):
         graph.replay()
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()

@@ -16,10 +16,10 @@ namespace {
                        std::to_string(kMaxDims) + " dimensions and lie on the CPU or a CUDA device");
 }
 
-// The table of the object's type, or null when the type has none. The table belongs to the type and is never freed.
-const dlpack::ExchangeApi* exchange_api_of(py::handle src) {
+// The table of the type, or null when it has none. The table belongs to the type and is never freed.
+const dlpack::ExchangeApi* find_exchange_api(PyTypeObject* type) {
   static PyObject* const kAttribute = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
-  PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(Py_TYPE(src.ptr())), kAttribute);
+  PyObject* found = PyObject_GetAttr(reinterpret_cast<PyObject*>(type), kAttribute);
   if (found == nullptr) {
     PyErr_Clear();
     return nullptr;
@@ -31,6 +31,22 @@ const dlpack::ExchangeApi* exchange_api_of(py::handle src) {
   while (header != nullptr && header->version.major != dlpack::kMajorVersion) header = header->prev_api;
   const auto* api = reinterpret_cast<const dlpack::ExchangeApi*>(header);
   return api != nullptr && api->dltensor_from_py_object_no_sync != nullptr ? api : nullptr;
+}
+
+// The same, remembered for the type that had one last: nearly all arguments are of one type. The GIL guards it.
+const dlpack::ExchangeApi* exchange_api_of(py::handle src) {
+  static PyTypeObject* last_type = nullptr;  // held, so that no other type gets its address
+  static const dlpack::ExchangeApi* last_api = nullptr;
+  PyTypeObject* type = Py_TYPE(src.ptr());
+  if (type == last_type) return last_api;
+  const dlpack::ExchangeApi* api = find_exchange_api(type);
+  if (api != nullptr) {
+    Py_INCREF(type);
+    Py_XDECREF(last_type);
+    last_type = type;
+    last_api = api;
+  }
+  return api;
 }
 
 DType dtype_from_dlpack(dlpack::DataType type) {

@@ -24,16 +24,19 @@ void check_rows(ShapeCheck& check, const char* arg, const TensorView& t) {
     fits = fits && (t.shape[dim] <= 1 ||
                     (t.strides[dim] * bytes % 16 == 0 && t.strides[dim] >= 0 && t.strides[dim] <= kInt32Max));
   }
-  check.require(fits, std::string(arg) + " of shape " + shape_string(t) + " has strides [" +
-                          std::to_string(t.strides[0]) + ", " + std::to_string(t.strides[1]) +
-                          ", 1] and must have every head start on 16 bytes; call .contiguous() first");
+  check.require(fits, [&] {
+    return std::string(arg) + " of shape " + shape_string(t) + " has strides [" +
+           std::to_string(t.strides[0]) + ", " + std::to_string(t.strides[1]) +
+           ", 1] and must have every head start on 16 bytes; call .contiguous() first";
+  });
 }
 
 void check_own_rows(ShapeCheck& check, const char* arg, const TensorView& t) {
   check.writable(arg, t);
   for (int i = 0; i < t.ndim; ++i) {
-    check.require(t.shape[i] <= 1 || t.strides[i] != 0,
-                  std::string(arg) + " has a stride of 0; each row needs memory of its own");
+    check.require(t.shape[i] <= 1 || t.strides[i] != 0, [&] {
+      return std::string(arg) + " has a stride of 0; each row needs memory of its own";
+    });
   }
 }
 
@@ -56,12 +59,15 @@ void check_workspace(ShapeCheck& check, const PagedDecodeCall& call) {
   check.dtype("o_part", call.o_part, {DType::kFloat32}).dtype("ml_part", call.ml_part, {DType::kFloat32});
   check.contiguous_from(0, "o_part", call.o_part).contiguous_from(0, "ml_part", call.ml_part);
   check.writable("o_part", call.o_part).writable("ml_part", call.ml_part);
-  check.require(check.size("max_splits") >= check.size("B"),
-                "o_part has room for " + std::to_string(check.size("max_splits")) + " splits; the " +
-                    std::to_string(check.size("B")) + " requests have at least one each");
-  check.require(call.split_len > 0 && call.split_len % kDecodeTileTokens == 0 && call.split_len <= kMaxDecodeSplitLen,
-                "split_len is " + std::to_string(call.split_len) + "; it must be a positive multiple of " +
-                    std::to_string(kDecodeTileTokens) + " up to " + std::to_string(kMaxDecodeSplitLen));
+  check.require(check.size("max_splits") >= check.size("B"), [&] {
+    return "o_part has room for " + std::to_string(check.size("max_splits")) + " splits; the " +
+           std::to_string(check.size("B")) + " requests have at least one each";
+  });
+  const bool is_whole_tiles = call.split_len > 0 && call.split_len % kDecodeTileTokens == 0;
+  check.require(is_whole_tiles && call.split_len <= kMaxDecodeSplitLen, [&] {
+    return "split_len is " + std::to_string(call.split_len) + "; it must be a positive multiple of " +
+           std::to_string(kDecodeTileTokens) + " up to " + std::to_string(kMaxDecodeSplitLen);
+  });
 }
 
 void check_new_rows(ShapeCheck& check, const PagedDecodeCall& call) {
@@ -77,14 +83,20 @@ void check_new_rows(ShapeCheck& check, const PagedDecodeCall& call) {
 
 void check_sizes(ShapeCheck& check, const PagedDecodeCall& call) {
   const int64_t n_heads = check.size("H"), n_kv_heads = check.size("H_kv");
-  check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0,
-                "q has " + std::to_string(n_heads) + " heads; expected a multiple of the " +
-                    std::to_string(n_kv_heads) + " heads of k_cache");
-  check.require(std::max(check.size("max_splits") * n_heads, check.size("max_len")) <= kInt32Max,
-                "o_part has shape " + shape_string(call.o_part) + " and req_to_token " +
-                    shape_string(call.req_to_token) + "; at most 2^31 - 1 splits times heads, and tokens a row");
-  check.require(call.window >= 0, "window is " + std::to_string(call.window) + "; 0 (none) or more is accepted");
-  check.require(call.soft_cap >= 0, "soft_cap is " + std::to_string(call.soft_cap) + "; 0 (none) or more is accepted");
+  check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, [&] {
+    return "q has " + std::to_string(n_heads) + " heads; expected a multiple of the " +
+           std::to_string(n_kv_heads) + " heads of k_cache";
+  });
+  check.require(std::max(check.size("max_splits") * n_heads, check.size("max_len")) <= kInt32Max, [&] {
+    return "o_part has shape " + shape_string(call.o_part) + " and req_to_token " +
+           shape_string(call.req_to_token) + "; at most 2^31 - 1 splits times heads, and tokens a row";
+  });
+  check.require(call.window >= 0, [&] {
+    return "window is " + std::to_string(call.window) + "; 0 (none) or more is accepted";
+  });
+  check.require(call.soft_cap >= 0, [&] {
+    return "soft_cap is " + std::to_string(call.soft_cap) + "; 0 (none) or more is accepted";
+  });
 }
 
 }  // namespace

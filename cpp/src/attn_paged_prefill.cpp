@@ -23,8 +23,10 @@ void row_strides(ShapeCheck& check, const char* arg, const TensorView& t, int64_
     strides[i] = t.shape[i] > 1 ? t.strides[i] : 0;
     is_aligned = is_aligned && strides[i] * static_cast<int64_t>(dtype_size(t.dtype)) % kVectorBytes == 0;
   }
-  check.require(is_aligned, std::string(arg) + " has rows that do not start on 16 bytes; pass an aligned tensor whose "
-                                               "strides are multiples of 8 elements");
+  check.require(is_aligned, [&] {
+    return std::string(arg) + " has rows that do not start on 16 bytes; pass an aligned tensor whose "
+           "strides are multiples of 8 elements";
+  });
 }
 
 void check_indices(ShapeCheck& check, const PagedPrefillTensors& t) {
@@ -44,15 +46,19 @@ void check_indices(ShapeCheck& check, const PagedPrefillTensors& t) {
 }
 
 void check_options(ShapeCheck& check, const PagedPrefillOptions& options) {
-  check.require(std::isfinite(options.sm_scale) && options.sm_scale > 0,
-                "sm_scale is " + std::to_string(options.sm_scale) + "; accepted: positive and finite");
-  check.require(std::isfinite(options.soft_cap) && options.soft_cap >= 0,
-                "soft_cap is " + std::to_string(options.soft_cap) + "; accepted: positive, or 0 for none");
-  check.require(options.window >= 0 && options.window < kAllKeys,
-                "window is " + std::to_string(options.window) + "; accepted: 1 to 2^30 - 1 keys, or 0 for all");
+  check.require(std::isfinite(options.sm_scale) && options.sm_scale > 0, [&] {
+    return "sm_scale is " + std::to_string(options.sm_scale) + "; accepted: positive and finite";
+  });
+  check.require(std::isfinite(options.soft_cap) && options.soft_cap >= 0, [&] {
+    return "soft_cap is " + std::to_string(options.soft_cap) + "; accepted: positive, or 0 for none";
+  });
+  check.require(options.window >= 0 && options.window < kAllKeys, [&] {
+    return "window is " + std::to_string(options.window) + "; accepted: 1 to 2^30 - 1 keys, or 0 for all";
+  });
   check.require(options.window == 0 || options.is_causal, "window needs is_causal: it counts back from a row's position");
-  check.require(options.q_tile_rows >= 0,
-                "q_tile_rows is " + std::to_string(options.q_tile_rows) + "; accepted: positive, or 0 for the kernel's");
+  check.require(options.q_tile_rows >= 0, [&] {
+    return "q_tile_rows is " + std::to_string(options.q_tile_rows) + "; accepted: positive, or 0 for the kernel's";
+  });
 }
 
 }  // namespace
@@ -70,11 +76,13 @@ PagedPrefillArgs check_attn_paged_prefill(const PagedPrefillTensors& t, const Pa
   check.shape("k_cache", t.k_cache, {"n_slots", "n_kv_heads", "head_dim"});
   check.shape("v_cache", t.v_cache, {"n_slots", "n_kv_heads", "head_dim"});
   const int64_t n_heads = check.size("n_heads"), n_kv_heads = check.size("n_kv_heads");
-  check.require(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0,
-                "q.n_heads is " + std::to_string(n_heads) + " and k_cache.n_kv_heads " + std::to_string(n_kv_heads) +
-                    "; n_heads must be a positive multiple of n_kv_heads");
-  check.require(check.size("total_q") <= std::numeric_limits<int32_t>::max() && n_heads <= 65535,
-                "q has shape " + shape_string(t.q) + "; at most 2^31 - 1 rows and 65535 heads");
+  check.require(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, [&] {
+    return "q.n_heads is " + std::to_string(n_heads) + " and k_cache.n_kv_heads " + std::to_string(n_kv_heads) +
+           "; n_heads must be a positive multiple of n_kv_heads";
+  });
+  check.require(check.size("total_q") <= std::numeric_limits<int32_t>::max() && n_heads <= 65535, [&] {
+    return "q has shape " + shape_string(t.q) + "; at most 2^31 - 1 rows and 65535 heads";
+  });
   check_indices(check, t);
   check_options(check, options);
   if (t.q.dtype != DType::kBFloat16 && t.q.dtype != DType::kFloat16) {  // another backend can serve it

@@ -36,23 +36,29 @@ void check_arguments(const CpuPagedDecodeArgs& args) {
     check.writable("k_cache", args.k_cache).writable("v_cache", args.v_cache);
   }
   const int64_t n_heads = check.size("n_heads"), n_kv_heads = check.size("n_kv_heads");
-  check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0,
-                "q has " + std::to_string(n_heads) + " heads; expected a multiple of k_cache's " +
-                    std::to_string(n_kv_heads));
-  check.require(check.size("D") % 16 == 0,
-                "q.head_dim is " + std::to_string(check.size("D")) + "; expected a multiple of 16");
+  check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, [&] {
+    return "q has " + std::to_string(n_heads) + " heads; expected a multiple of k_cache's " +
+           std::to_string(n_kv_heads);
+  });
+  check.require(check.size("D") % 16 == 0, [&] {
+    return "q.head_dim is " + std::to_string(check.size("D")) + "; expected a multiple of 16";
+  });
 
   const auto* rows = args.req_pool_indices.data_as<const int32_t>();
   const auto* kv_indptr = args.kv_indptr.data_as<const int32_t>();
   for (int64_t b = 0; b < check.size("B"); ++b) {
     const int64_t kv_len = int64_t{kv_indptr[b + 1]} - kv_indptr[b];
     if (rows[b] < 0 || rows[b] >= check.size("n_rows")) {
-      check.require(false, "req_pool_indices[" + std::to_string(b) + "] is " + std::to_string(rows[b]) +
-                               "; req_to_token has " + std::to_string(check.size("n_rows")) + " rows");
+      check.require(false, [&] {
+        return "req_pool_indices[" + std::to_string(b) + "] is " + std::to_string(rows[b]) +
+               "; req_to_token has " + std::to_string(check.size("n_rows")) + " rows";
+      });
     }
     if (kv_len < 0 || kv_len > check.size("max_len")) {
-      check.require(false, "kv_indptr gives request " + std::to_string(b) + " a length of " + std::to_string(kv_len) +
-                               "; expected 0.." + std::to_string(check.size("max_len")));
+      check.require(false, [&] {
+        return "kv_indptr gives request " + std::to_string(b) + " a length of " + std::to_string(kv_len) +
+               "; expected 0.." + std::to_string(check.size("max_len"));
+      });
     }
   }
 }

@@ -84,7 +84,9 @@ void cpu_rotary_emb(const TensorView& x, const TensorView& freqs, const TensorVi
   ShapeCheck check("cpu_rotary_emb");
   check.shape("x", x, {"T", "H", "D"}).shape("out", out, {"T", "H", "D"});
   check.shape("freqs", freqs, {"T", check.size("D") / 2, 2});
-  check.require(check.size("D") % 2 == 0, "x.head_dim is " + std::to_string(check.size("D")) + "; expected even");
+  check.require(check.size("D") % 2 == 0, [&] {
+    return "x.head_dim is " + std::to_string(check.size("D")) + "; expected even";
+  });
   check.dtype("x", x, {DType::kFloat32, DType::kBFloat16}).dtype("out", out, {x.dtype});
   check.dtype("freqs", freqs, {DType::kFloat32}).writable("out", out);
   check_on_cpu(check, "x", x, 1);

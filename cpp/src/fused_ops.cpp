@@ -19,19 +19,24 @@ void require_index(ShapeCheck& check, const char* arg, const TensorView& t) {
 
 void require_output(ShapeCheck& check, const char* arg, const TensorView& out) {
   check.writable(arg, out);
-  check.require(has_own_rows(out), std::string(arg) + " has a stride of 0; each row needs memory of its own");
+  check.require(has_own_rows(out), [&] {
+    return std::string(arg) + " has a stride of 0; each row needs memory of its own";
+  });
 }
 
 // x or memory of out's own: a different layout over the same start would be read after it was written.
 void require_same_or_apart(ShapeCheck& check, const char* arg, const TensorView& x, const char* out_arg,
                            const TensorView& out) {
-  check.require(x.data == nullptr || x.data != out.data || is_same_memory(x, out),
-                std::string(out_arg) + " starts where " + arg + " starts but has other strides; pass " + arg +
-                    " itself or memory that does not overlap it");
+  check.require(x.data == nullptr || x.data != out.data || is_same_memory(x, out), [&] {
+    return std::string(out_arg) + " starts where " + arg + " starts but has other strides; pass " + arg +
+           " itself or memory that does not overlap it";
+  });
 }
 
 void require_positive_eps(ShapeCheck& check, float eps) {
-  check.require(eps >= 0, "eps is " + std::to_string(eps) + "; accepted: 0 or more");
+  check.require(eps >= 0, [&] {
+    return "eps is " + std::to_string(eps) + "; accepted: 0 or more";
+  });
 }
 
 }  // namespace
@@ -53,8 +58,9 @@ RmsNormArgs check_rms_norm(const TensorView& x, const TensorView& weight, const 
   require_same_or_apart(check, "x", x, "out", out);
   require_positive_eps(check, eps);
   const int64_t n_inner = has_heads ? check.size("H") : 1;
-  check.require(check.size("N") <= kMaxInt && check.size("T") * n_inner <= kMaxInt,
-                "x has shape " + shape_string(x) + "; at most 2^31 - 1 rows and elements a row");
+  check.require(check.size("N") <= kMaxInt && check.size("T") * n_inner <= kMaxInt, [&] {
+    return "x has shape " + shape_string(x) + "; at most 2^31 - 1 rows and elements a row";
+  });
 
   RmsNormArgs args{};
   args.x = x.data;
@@ -90,8 +96,9 @@ RmsNormArgs check_add_rms_norm(const TensorView& x, const TensorView& residual, 
   check.require(residual.data == nullptr || (residual.data != x.data && residual.data != out.data),
                 "residual is x or out; it is read and written on its own");
   require_positive_eps(check, eps);
-  check.require(check.size("N") <= kMaxInt && check.size("T") <= kMaxInt,
-                "x has shape " + shape_string(x) + "; at most 2^31 - 1 rows and elements a row");
+  check.require(check.size("N") <= kMaxInt && check.size("T") <= kMaxInt, [&] {
+    return "x has shape " + shape_string(x) + "; at most 2^31 - 1 rows and elements a row";
+  });
 
   RmsNormArgs args{};
   args.x = x.data;
@@ -119,8 +126,9 @@ GatedActArgs check_gated_act(const char* op, const TensorView& gate_up, const Te
   check.dtype("out", out, {gate_up.dtype});
   check.contiguous_from(1, "gate_up", gate_up).contiguous_from(1, "out", out);
   require_output(check, "out", out);
-  check.require(check.size("N") <= kMaxInt / 2 && check.size("T") <= kMaxInt,
-                "gate_up has shape " + shape_string(gate_up) + "; at most 2^31 - 1 rows and elements a row");
+  check.require(check.size("N") <= kMaxInt / 2 && check.size("T") <= kMaxInt, [&] {
+    return "gate_up has shape " + shape_string(gate_up) + "; at most 2^31 - 1 rows and elements a row";
+  });
 
   GatedActArgs args{};
   args.gate_up = gate_up.data;
@@ -142,8 +150,9 @@ EmbeddingArgs check_embedding(const TensorView& ids, const TensorView& table, co
   require_index(check, "ids", ids);
   check.contiguous_from(1, "table", table).contiguous_from(1, "out", out);
   require_output(check, "out", out);
-  check.require(check.size("N") <= kMaxInt && check.size("T") <= kMaxInt,
-                "out has shape " + shape_string(out) + "; at most 2^31 - 1 rows and elements a row");
+  check.require(check.size("N") <= kMaxInt && check.size("T") <= kMaxInt, [&] {
+    return "out has shape " + shape_string(out) + "; at most 2^31 - 1 rows and elements a row";
+  });
 
   EmbeddingArgs args{};
   args.ids = ids.data;
@@ -174,9 +183,10 @@ RotaryStoreKvArgs check_rotary_store_kv(const TensorView& q, const TensorView& k
   check.contiguous_from(0, "out_cache_loc", out_cache_loc);
   require_half_precision("rotary_store_kv", "q", q);
   const int64_t head_dim = check.size("D");
-  check.require(head_dim % 8 == 0 && head_dim <= kMaxFusedHeadDim,
-                "q.head_dim is " + std::to_string(head_dim) + "; accepted: multiples of 8 up to " +
-                    std::to_string(kMaxFusedHeadDim) + ". Call rotary_emb and store_kv instead");
+  check.require(head_dim % 8 == 0 && head_dim <= kMaxFusedHeadDim, [&] {
+    return "q.head_dim is " + std::to_string(head_dim) + "; accepted: multiples of 8 up to " +
+           std::to_string(kMaxFusedHeadDim) + ". Call rotary_emb and store_kv instead";
+  });
   const int64_t rotary_dim = freqs.ndim == 3 && freqs.size(1) < head_dim / 2 ? 2 * freqs.size(1) : head_dim;
   if (positions) {
     check.shape("positions", *positions, {"T"}).shape("freqs", freqs, {"n", rotary_dim / 2, 2});
@@ -184,7 +194,9 @@ RotaryStoreKvArgs check_rotary_store_kv(const TensorView& q, const TensorView& k
   } else {
     check.shape("freqs", freqs, {"T", rotary_dim / 2, 2});
   }
-  check.require(rotary_dim % 8 == 0, "freqs has shape " + shape_string(freqs) + "; pairs come in multiples of 4");
+  check.require(rotary_dim % 8 == 0, [&] {
+    return "freqs has shape " + shape_string(freqs) + "; pairs come in multiples of 4";
+  });
   check.dtype("freqs", freqs, {DType::kFloat32}).contiguous_from(1, "freqs", freqs);
   check.require(q_norm.has_value() == k_norm.has_value(), "q_norm and k_norm are given together or not at all");
   if (q_norm) {
@@ -195,10 +207,14 @@ RotaryStoreKvArgs check_rotary_store_kv(const TensorView& q, const TensorView& k
   const std::pair<const char*, const TensorView*> rows[] = {{"q", &q},         {"k", &k},
                                                             {"v", &v},         {"q_out", &q_out},
                                                             {"k_cache", &k_cache}, {"v_cache", &v_cache}};
-  for (const auto& [arg, t] : rows) {
-    check.dtype(arg, *t, {q.dtype}).contiguous_from(2, arg, *t);
-    check.require(starts_on_vector(t->data, {t->size(0) > 1 ? t->stride(0) : 0, t->size(1) > 1 ? t->stride(1) : 0}, q.dtype),
-                  std::string(arg) + " has heads that do not start on 16 bytes; call rotary_emb and store_kv instead");
+  for (const auto& row : rows) {
+    const char* arg = row.first;
+    const TensorView& t = *row.second;
+    check.dtype(arg, t, {q.dtype}).contiguous_from(2, arg, t);
+    const int64_t row_stride = t.size(0) > 1 ? t.stride(0) : 0, head_stride = t.size(1) > 1 ? t.stride(1) : 0;
+    check.require(starts_on_vector(t.data, {row_stride, head_stride}, q.dtype), [&] {
+      return std::string(arg) + " has heads that do not start on 16 bytes; call rotary_emb and store_kv instead";
+    });
   }
   check.require(starts_on_vector(freqs.data, {freqs.size(0) > 1 ? freqs.stride(0) : 0}, freqs.dtype) &&
                     (!q_norm || (starts_on_vector(q_norm->data, {}, q.dtype) && starts_on_vector(k_norm->data, {}, q.dtype))),
@@ -207,8 +223,9 @@ RotaryStoreKvArgs check_rotary_store_kv(const TensorView& q, const TensorView& k
   require_output(check, "k_cache", k_cache);
   require_output(check, "v_cache", v_cache);
   require_same_or_apart(check, "q", q, "q_out", q_out);
-  check.require(check.size("T") * (check.size("H") + 2 * check.size("H_kv")) <= kMaxInt,
-                "q has shape " + shape_string(q) + "; at most 2^31 - 1 heads of all tokens, k and v counted");
+  check.require(check.size("T") * (check.size("H") + 2 * check.size("H_kv")) <= kMaxInt, [&] {
+    return "q has shape " + shape_string(q) + "; at most 2^31 - 1 heads of all tokens, k and v counted";
+  });
 
   RotaryStoreKvArgs args{};
   args.q = q.data;

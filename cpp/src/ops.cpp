@@ -1,6 +1,7 @@
 // Argument checks of the GPU operations. They need no CUDA, so a build without it refuses the same calls.
 #include "astrai/ops.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "astrai/shape_check.h"
@@ -18,7 +19,9 @@ RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, con
   const int64_t n_batch = has_batch ? check.size("B") : 1;
   const int64_t n_seq = has_batch ? check.size("S") : check.size("T");
   const int64_t head_dim = check.size("D");
-  check.require(head_dim % 2 == 0, "x.head_dim is " + std::to_string(head_dim) + "; pairs need an even one");
+  check.require(head_dim % 2 == 0, [&] {
+    return "x.head_dim is " + std::to_string(head_dim) + "; pairs need an even one";
+  });
   const bool freqs_has_batch = has_batch && freqs.ndim == 4;
   // Fewer pairs than the head has are a partial rotation; any other shape is told what the whole head needs.
   const int n_dims = freqs_has_batch ? 4 : 3;
@@ -37,10 +40,10 @@ RotaryEmbArgs check_rotary_emb(const TensorView& x, const TensorView& freqs, con
   check.require(has_own_rows(out), "out has a stride of 0; each row needs memory of its own");
   check.require(x.data != out.data || is_same_memory(x, out),
                 "out starts where x starts but has other strides; pass x itself or memory that does not overlap it");
-  check.require(n_batch * n_seq <= std::numeric_limits<int32_t>::max() &&
-                    n_batch * n_seq * check.size("H") <= std::numeric_limits<int32_t>::max() &&
-                    check.size("H") * head_dim <= std::numeric_limits<int32_t>::max(),
-                "x has shape " + shape_string(x) + "; at most 2^31 - 1 heads of all tokens and elements a token");
+  const int64_t n_rows = n_batch * n_seq, n_heads = check.size("H");
+  check.require(std::max({n_rows, n_rows * n_heads, n_heads * head_dim}) <= std::numeric_limits<int32_t>::max(), [&] {
+    return "x has shape " + shape_string(x) + "; at most 2^31 - 1 heads of all tokens and elements a token";
+  });
 
   RotaryEmbArgs args{};
   args.x = x.data;
@@ -82,8 +85,9 @@ StoreKvArgs check_store_kv(const TensorView& k, const TensorView& v, const Tenso
   check.require(has_own_rows(k_cache) && has_own_rows(v_cache),
                 "k_cache or v_cache has a stride of 0; each slot needs memory of its own");
   const int64_t row_len = check.size("H_kv") * check.size("D");
-  check.require(check.size("T") <= std::numeric_limits<int32_t>::max() && row_len <= std::numeric_limits<int32_t>::max(),
-                "k has shape " + shape_string(k) + "; at most 2^31 - 1 tokens and elements a token");
+  check.require(std::max(check.size("T"), row_len) <= std::numeric_limits<int32_t>::max(), [&] {
+    return "k has shape " + shape_string(k) + "; at most 2^31 - 1 tokens and elements a token";
+  });
 
   StoreKvArgs args{};
   args.k = k.data_as<const uint16_t>();

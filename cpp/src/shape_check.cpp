@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <vector>
 
 namespace astrai {
 namespace {
@@ -30,19 +31,20 @@ std::string shape_string(const TensorView& t) {
 }
 
 ShapeCheck& ShapeCheck::shape(const char* arg, const TensorView& t, std::initializer_list<Dim> dims) {
-  const size_t n_known = sizes_.size();
+  const int n_known = n_sizes_;
   bool matches = t.ndim == static_cast<int>(dims.size());
   for (int i = 0; matches && i < t.ndim; ++i) {
     const Dim& dim = dims.begin()[i];
     const int64_t* bound = dim.symbol == nullptr ? &dim.size : find(dim.symbol);
     if (bound == nullptr) {
-      sizes_.emplace_back(dim.symbol, t.shape[i]);
+      if (n_sizes_ == kMaxSizes) throw std::logic_error(std::string(op_) + ": more named sizes than ShapeCheck holds");
+      sizes_[static_cast<size_t>(n_sizes_++)] = {dim.symbol, t.shape[i]};
     } else {
       matches = *bound == t.shape[i];
     }
   }
   if (!matches) {
-    sizes_.resize(n_known);  // what this tensor bound is no expectation of it
+    n_sizes_ = n_known;  // what this tensor bound is no expectation of it
     const std::string expected = join(dims, [this](const Dim& dim) {
       if (dim.symbol == nullptr) return std::to_string(dim.size);
       const int64_t* bound = find(dim.symbol);
@@ -83,21 +85,17 @@ ShapeCheck& ShapeCheck::writable(const char* arg, const TensorView& t) {
   return *this;
 }
 
-ShapeCheck& ShapeCheck::require(bool condition, const std::string& message) {
-  if (!condition) fail(message);
-  return *this;
-}
-
 int64_t ShapeCheck::size(const char* symbol) const {
   const int64_t* bound = find(symbol);
-  if (bound == nullptr) throw std::logic_error(op_ + ": size '" + symbol + "' is not bound by any shape");
+  if (bound == nullptr) throw std::logic_error(std::string(op_) + ": size '" + symbol + "' is not bound by any shape");
   return *bound;
 }
 
-void ShapeCheck::fail(const std::string& message) const { throw std::invalid_argument(op_ + ": " + message); }
+void ShapeCheck::fail(const std::string& message) const { throw std::invalid_argument(std::string(op_) + ": " + message); }
 
 const int64_t* ShapeCheck::find(const char* symbol) const {
-  for (const auto& [name, size] : sizes_) {
+  for (int i = 0; i < n_sizes_; ++i) {
+    const auto& [name, size] = sizes_[static_cast<size_t>(i)];
     if (std::strcmp(name, symbol) == 0) return &size;
   }
   return nullptr;

@@ -76,3 +76,18 @@ TEST_CASE("a read-only buffer cannot be an output") {
 TEST_CASE("asking for a size that no shape has shown is a fault of the caller") {
   CHECK_THROWS_AS(ShapeCheck("op").size("T"), std::logic_error);
 }
+
+TEST_CASE("a message is made only for a condition that is false") {
+  ShapeCheck check("op");
+  int n_made = 0;
+  const auto message = [&] {
+    ++n_made;
+    return std::string("it does not fit");
+  };
+
+  check.require(true, message);
+  CHECK(n_made == 0);
+  CHECK_THROWS_WITH_AS(check.require(false, message), "op: it does not fit", std::invalid_argument);
+  CHECK(n_made == 1);
+  CHECK_THROWS_WITH_AS(check.require(false, "text"), "op: text", std::invalid_argument);
+}

@@ -7,11 +7,12 @@
 //   check.shape("freqs", freqs, {"T", check.size("D") / 2, 2});
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "astrai/tensor_view.h"
 
@@ -28,7 +29,8 @@ class ShapeCheck {
     int64_t size;
   };
 
-  explicit ShapeCheck(std::string op) : op_(std::move(op)) {}
+  // op: a string literal, as are the symbols.
+  explicit ShapeCheck(const char* op) : op_(op) {}
 
   // t has exactly these dimensions; binds the symbols that are new.
   ShapeCheck& shape(const char* arg, const TensorView& t, std::initializer_list<Dim> dims);
@@ -40,8 +42,17 @@ class ShapeCheck {
   ShapeCheck& contiguous_from(int first_dim, const char* arg, const TensorView& t);
   // t may be written to.
   ShapeCheck& writable(const char* arg, const TensorView& t);
-  // A condition of the operation's own: throws "op: message" when it is false.
-  ShapeCheck& require(bool condition, const std::string& message);
+  // A condition of the operation's own: throws "op: message" when it is false. message: text, or a function that makes it;
+  // a message that is put together costs more than the whole check, and a call that fits needs none.
+  template <typename Message>
+  ShapeCheck& require(bool condition, const Message& message) {
+    if (condition) return *this;
+    if constexpr (std::is_invocable_v<const Message&>) {
+      fail(message());
+    } else {
+      fail(message);
+    }
+  }
 
   // The value of a bound symbol; throws std::logic_error for one that no shape has shown.
   int64_t size(const char* symbol) const;
@@ -50,8 +61,11 @@ class ShapeCheck {
   [[noreturn]] void fail(const std::string& message) const;
   const int64_t* find(const char* symbol) const;
 
-  std::string op_;
-  std::vector<std::pair<const char*, int64_t>> sizes_;  // bound symbols; string literals of the caller
+  static constexpr int kMaxSizes = 12;
+
+  const char* op_;
+  std::array<std::pair<const char*, int64_t>, kMaxSizes> sizes_;  // bound symbols, the first n_sizes_
+  int n_sizes_ = 0;
 };
 
 // "[2, 3, 64]", for messages.

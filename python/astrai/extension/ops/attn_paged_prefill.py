@@ -56,7 +56,7 @@ def attn_paged_prefill(
             "select ATTN_BACKEND.TORCH_NATIVE."
         )
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _C.attn_paged_prefill(
         q,
         k_cache,

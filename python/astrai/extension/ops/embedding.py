@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from astrai import _C
@@ -18,6 +17,6 @@ def embedding(ids: Tensor, table: Tensor, out: Tensor | None = None) -> Tensor:
     ValueError for shapes, strides or devices that do not fit.
     """
     if out is None:
-        out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=table.device)
+        out = table.new_empty((ids.shape[0], table.shape[1]))
     _C.embedding(ids, table, out)
     return out

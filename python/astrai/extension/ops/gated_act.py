@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from astrai import _C
@@ -36,5 +35,4 @@ def gelu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _empty_out(gate_up: Tensor) -> Tensor:
-    shape = (*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-    return torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+    return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))

@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -
     Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _C.rms_norm(x, weight, out, eps)
     return out
 
@@ -34,6 +34,6 @@ def add_rms_norm(
     residual is modified. weight, eps, out, the stream and the errors: as in `rms_norm`.
     """
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _C.add_rms_norm(x, residual, weight, out, eps)
     return out

@@ -22,6 +22,6 @@ def rotary_emb(x: Tensor, freqs: Tensor, out: Tensor | None = None) -> Tensor:
     Su et al., RoFormer, 2021, eq. 34.
     """
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _C.rotary_emb(x, freqs, out)
     return out

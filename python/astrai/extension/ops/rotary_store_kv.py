@@ -40,7 +40,7 @@ def rotary_store_kv(
     ValueError for shapes, strides or devices that do not fit.
     """
     if q_out is None:
-        q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
     _C.rotary_store_kv(
         q, k, v, freqs, k_cache, v_cache, out_cache_loc, q_out, positions, q_norm, k_norm, eps
     )
