@@ -2,7 +2,6 @@
 #include "cache/store_kv.cuh"
 
 #include "common/instances.cuh"
-#include "common/launch.cuh"
 
 namespace astrai {
 
@@ -17,8 +16,8 @@ void store_kv(const TensorView& k, const TensorView& v, const TensorView& k_cach
   if (k.numel() == 0) return;
   const DeviceGuard guard(k.device_idx, "store_kv");
   const dim3 grid(static_cast<unsigned>((args.n_tokens + kStoreKvWarps - 1) / kStoreKvWarps), 2);
-  store_kv_kernel<<<grid, kStoreKvWarps * kWarpLanes, 0, static_cast<cudaStream_t>(stream)>>>(args);
-  check_cuda(cudaGetLastError(), "store_kv");
+  launch_overlapped<store_kv_kernel>("store_kv", grid, kStoreKvWarps * kWarpLanes, 0, static_cast<cudaStream_t>(stream),
+                                     args);
 }
 
 }  // namespace astrai

@@ -19,9 +19,15 @@ void launch_in_registers(const char* op, const RmsNormArgs& args, int n_lanes, c
 
 int round_up_to_warps(int n_threads) { return (n_threads + kWarpSize - 1) / kWarpSize * kWarpSize; }
 
+// Rows from which fewer threads a row, each with several vectors, still fill every multiprocessor.
+constexpr int64_t kManyRows = 2048;
+
 template <typename T, bool kAdd>
 void launch_rms_norm(const char* op, const RmsNormArgs& args, cudaStream_t stream) {
   const int n_vecs = args.row_len / 8;
+  const auto lanes_for = [&](int n_vecs_a_thread) {
+    return round_up_to_warps((n_vecs + n_vecs_a_thread - 1) / n_vecs_a_thread);
+  };
   if (!args.is_vectorizable || n_vecs > 4 * kNormMaxThreads) {
     const int n_threads = std::min(round_up_to_warps(args.row_len), 512);
     launch_overlapped<rms_norm_loop_kernel<T, kAdd>>(op, static_cast<unsigned>(args.n_rows), n_threads, 0, stream, args);
@@ -30,14 +36,12 @@ void launch_rms_norm(const char* op, const RmsNormArgs& args, cudaStream_t strea
     int n_lanes = 1;
     while (n_lanes < n_vecs) n_lanes *= 2;
     launch_in_registers<T, 1, kAdd>(op, args, n_lanes, stream);
-  } else if (n_vecs <= 2 * kWarpSize) {
-    launch_in_registers<T, 2, kAdd>(op, args, kWarpSize, stream);
-  } else if (n_vecs <= 4 * kWarpSize) {
-    launch_in_registers<T, 4, kAdd>(op, args, kWarpSize, stream);
-  } else if (n_vecs <= 1024) {
-    launch_in_registers<T, 2, kAdd>(op, args, round_up_to_warps((n_vecs + 1) / 2), stream);
+  } else if (n_vecs <= (kAdd ? kNormMaxThreads : 4 * kWarpSize) && (kAdd || args.n_rows < kManyRows)) {
+    launch_in_registers<T, 1, kAdd>(op, args, lanes_for(1), stream);
+  } else if (n_vecs <= 2 * kNormMaxThreads && args.n_rows < kManyRows) {
+    launch_in_registers<T, 2, kAdd>(op, args, lanes_for(2), stream);
   } else {
-    launch_in_registers<T, 4, kAdd>(op, args, round_up_to_warps((n_vecs + 3) / 4), stream);
+    launch_in_registers<T, 4, kAdd>(op, args, lanes_for(4), stream);
   }
 }
 

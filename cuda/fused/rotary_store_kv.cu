@@ -6,26 +6,26 @@
 namespace astrai {
 namespace {
 
-// Heads from which groups take several at once: fewer would leave multiprocessors idle.
+// Heads from which runs of several still fill every multiprocessor.
 constexpr int64_t kManyHeads = 32768;
 
 template <typename T, bool kHasNorm, int kHeads>
-void launch_heads(const RotaryStoreKvArgs& args, int64_t n_all_heads, cudaStream_t stream) {
-  int n_lanes = 1;
-  while (n_lanes * 8 < args.head_dim) n_lanes *= 2;
-  const int64_t n_heads_a_block = kRotaryStoreThreads / n_lanes * kHeads;
-  const auto n_blocks = static_cast<unsigned>((n_all_heads + n_heads_a_block - 1) / n_heads_a_block);
-  launch_overlapped<rotary_store_kv_kernel<T, kHasNorm, kHeads>>("rotary_store_kv", n_blocks, kRotaryStoreThreads, 0,
-                                                                 stream, args, n_lanes);
+void launch_runs(const RotaryStoreKvArgs& args, cudaStream_t stream) {
+  unsigned n_lanes = 1;
+  while (n_lanes * 8 < static_cast<unsigned>(args.head_dim)) n_lanes *= 2;
+  const RotaryStoreRuns runs{head_runs(args.n_heads, kHeads), head_runs(args.n_kv_heads, kHeads)};
+  const int64_t n_runs = args.n_tokens * (runs.q.n_runs + 2 * runs.kv.n_runs);
+  const dim3 block(n_lanes, kRotaryStoreThreads / n_lanes);
+  const auto n_blocks = static_cast<unsigned>((n_runs + block.y - 1) / block.y);
+  launch_overlapped<rotary_store_kv_kernel<T, kHasNorm, kHeads>>("rotary_store_kv", n_blocks, block, 0, stream, args, runs);
 }
 
 template <typename T, bool kHasNorm>
 void launch(const RotaryStoreKvArgs& args, cudaStream_t stream) {
-  const int64_t n_all_heads = args.n_tokens * (args.n_heads + 2 * args.n_kv_heads);
-  if (n_all_heads >= kManyHeads) {
-    launch_heads<T, kHasNorm, 4>(args, n_all_heads, stream);
+  if (args.n_tokens * (args.n_heads + 2 * args.n_kv_heads) >= kManyHeads) {
+    launch_runs<T, kHasNorm, 4>(args, stream);
   } else {
-    launch_heads<T, kHasNorm, 1>(args, n_all_heads, stream);
+    launch_runs<T, kHasNorm, 1>(args, stream);
   }
 }
 

@@ -1,77 +1,65 @@
-// rotary_emb kernel. The heads of all tokens are counted in one row, token by token; a group of threads holds a head, one
-// set of pairs each. A thread reads its pairs before it writes them and nobody else touches them, so x and out may be the
-// same memory.
+// rotary_emb kernel. A group of threads holds one run of a token's heads, the same pairs of each a thread. A thread reads its
+// pairs before it writes them and nobody else touches them, so x and out may be the same memory.
 #pragma once
 
 #include "astrai/ops.h"
 #include "common/pdl.cuh"
-#include "common/vec.cuh"
+#include "rotary/rotate.cuh"
 
 namespace astrai {
 
 constexpr int kRotaryThreads = 256;
 
 // kPairs pairs a thread: 4 (16 bytes of x, 32 bytes of the table) when all rows are aligned, else 1.
-// kHeads heads a group of threads: several loads are then in flight at once, and few heads still fill the device.
+// Up to kHeads heads a run: more loads in flight and fewer of the table, but few heads must still fill the device.
 template <typename T, int kHeadDim, int kPairs, int kHeads>
-__global__ void __launch_bounds__(kRotaryThreads) rotary_emb_kernel(const RotaryEmbArgs args) {
+__global__ void __launch_bounds__(kRotaryThreads) rotary_emb_kernel(const RotaryEmbArgs args, const HeadRuns runs) {
   // Without alignment a vector of two elements is two loads: rows may start on any element.
   constexpr int kLoad = kPairs == 1 ? 1 : 2 * kPairs;
   constexpr int kFreqsLoad = kPairs == 1 ? 1 : 4;
-  constexpr int kThreadsAHead = kHeadDim / (2 * kPairs);
-  constexpr int kGroups = kRotaryThreads / kThreadsAHead;
   using Group = Vec<T, kLoad>;
   using FreqsGroup = Vec<float, kFreqsLoad>;
 
-  const int first = threadIdx.x % kThreadsAHead * 2 * kPairs;  // element within the head, and float within the table row
-  const unsigned group = threadIdx.x / kThreadsAHead;
-  const auto n_all_heads = static_cast<unsigned>(args.n_batch * args.n_seq * args.n_heads);
-  const unsigned first_head = blockIdx.x * (kGroups * kHeads) + group;
-  const bool is_rotated = first < args.rotary_dim;
+  const int first = threadIdx.x * 2 * kPairs;  // element within the head, and float within the table row
+  const unsigned run = blockIdx.x * blockDim.y + threadIdx.y;  // of all tokens
+  const unsigned token_of_all = run / static_cast<unsigned>(runs.n_runs);
+  const int first_head = static_cast<int>(run - token_of_all * static_cast<unsigned>(runs.n_runs)) * runs.n_heads;
+  const int n_heads = min(runs.n_heads, args.n_heads - first_head);
+  const int64_t batch = args.n_batch == 1 ? 0 : token_of_all / static_cast<unsigned>(args.n_seq);
+  const int64_t token = token_of_all - batch * args.n_seq;
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (group >= kGroups) return;  // threads that are left over where a head's threads do not divide the block
+  if (batch >= args.n_batch || token >= args.n_seq) return;
 
-  T values[kHeads][2 * kPairs];
-  int64_t batches[kHeads], tokens[kHeads];
-  int heads[kHeads];
+  const T* from = static_cast<const T*>(args.x) + batch * args.x_strides[0] + token * args.x_strides[1] +
+                  first_head * args.x_strides[2] + first;
+  alignas(16) T values[kHeads][2 * kPairs];
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
-    const unsigned place = first_head + i * kGroups;
-    if (place >= n_all_heads) continue;
-    const unsigned token = place / static_cast<unsigned>(args.n_heads);
-    heads[i] = static_cast<int>(place - token * static_cast<unsigned>(args.n_heads));
-    batches[i] = args.n_batch == 1 ? 0 : token / static_cast<unsigned>(args.n_seq);
-    tokens[i] = token - batches[i] * args.n_seq;
-    const T* from = static_cast<const T*>(args.x) + batches[i] * args.x_strides[0] + tokens[i] * args.x_strides[1] +
-                    heads[i] * args.x_strides[2] + first;
+    if (i >= n_heads) continue;
 #pragma unroll
     for (int e = 0; e < 2 * kPairs; e += kLoad) {
-      *reinterpret_cast<Group*>(values[i] + e) = *reinterpret_cast<const Group*>(from + e);
+      *reinterpret_cast<Group*>(values[i] + e) = *reinterpret_cast<const Group*>(from + i * args.x_strides[2] + e);
     }
   }
+  const bool is_rotated = first < args.rotary_dim;
+  alignas(16) float table[2 * kPairs] = {};  // cos, sin of each pair
+  if (is_rotated) {
+    const float* freqs = args.freqs + batch * args.freqs_strides[0] + token * args.freqs_strides[1] + first;
+#pragma unroll
+    for (int e = 0; e < 2 * kPairs; e += kFreqsLoad) {
+      *reinterpret_cast<FreqsGroup*>(table + e) = *reinterpret_cast<const FreqsGroup*>(freqs + e);
+    }
+  }
+  T* to = static_cast<T*>(args.out) + batch * args.out_strides[0] + token * args.out_strides[1] +
+          first_head * args.out_strides[2] + first;
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
-    if (first_head + i * kGroups >= n_all_heads) continue;
-    if (is_rotated) {
-      float table[2 * kPairs];  // cos, sin of each pair
-      const float* freqs = args.freqs + batches[i] * args.freqs_strides[0] + tokens[i] * args.freqs_strides[1] + first;
-#pragma unroll
-      for (int e = 0; e < 2 * kPairs; e += kFreqsLoad) {
-        *reinterpret_cast<FreqsGroup*>(table + e) = *reinterpret_cast<const FreqsGroup*>(freqs + e);
-      }
-#pragma unroll
-      for (int e = 0; e < 2 * kPairs; e += 2) {
-        const float even = to_float(values[i][e]), odd = to_float(values[i][e + 1]);
-        values[i][e] = from_float<T>(even * table[e] - odd * table[e + 1]);
-        values[i][e + 1] = from_float<T>(even * table[e + 1] + odd * table[e]);
-      }
-    }
-    T* to = static_cast<T*>(args.out) + batches[i] * args.out_strides[0] + tokens[i] * args.out_strides[1] +
-            heads[i] * args.out_strides[2] + first;
+    if (i >= n_heads) continue;
+    if (is_rotated) rotate_pairs<kPairs>(values[i], table);
 #pragma unroll
     for (int e = 0; e < 2 * kPairs; e += kLoad) {
-      *reinterpret_cast<Group*>(to + e) = *reinterpret_cast<const Group*>(values[i] + e);
+      *reinterpret_cast<Group*>(to + i * args.out_strides[2] + e) = *reinterpret_cast<const Group*>(values[i] + e);
     }
   }
 }
