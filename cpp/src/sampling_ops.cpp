@@ -7,6 +7,7 @@
 namespace astrai {
 namespace {
 
+constexpr int64_t kMaxInt = 2147483647;
 constexpr int64_t kStateBytes = sizeof(SampleRowState);
 
 int64_t subset_keys_bytes(int64_t batch, int64_t vocab_size) {
@@ -16,9 +17,11 @@ int64_t subset_keys_bytes(int64_t batch, int64_t vocab_size) {
 void check_logits(ShapeCheck& check, const TensorView& logits) {
   check.shape("logits", logits, {"B", "V"});
   check.dtype("logits", logits, {DType::kBFloat16, DType::kFloat16, DType::kFloat32}).contiguous_from(1, "logits", logits);
-  check.require(check.size("V") >= 1 && check.size("V") <= kMaxSampleVocab && check.size("B") <= kMaxSampleBatch,
-                "logits has shape " + shape_string(logits) + "; accepted: up to " + std::to_string(kMaxSampleBatch) +
-                    " rows of 1 to " + std::to_string(kMaxSampleVocab) + " tokens");
+  const int64_t batch = check.size("B"), vocab_size = check.size("V");
+  check.require(vocab_size >= 1 && vocab_size <= kMaxSampleVocab && batch <= kMaxSampleBatch, [&] {
+    return "logits has shape " + shape_string(logits) + "; accepted: up to " + std::to_string(kMaxSampleBatch) +
+           " rows of 1 to " + std::to_string(kMaxSampleVocab) + " tokens";
+  });
 }
 
 void check_flat(ShapeCheck& check, const char* arg, const TensorView& t, std::initializer_list<ShapeCheck::Dim> dims,
@@ -29,8 +32,9 @@ void check_flat(ShapeCheck& check, const char* arg, const TensorView& t, std::in
 void check_workspace(ShapeCheck& check, const TensorView& workspace, int64_t n_bytes) {
   check.dtype("workspace", workspace, {DType::kUInt8}).contiguous_from(0, "workspace", workspace);
   check.writable("workspace", workspace);
-  check.require(workspace.ndim == 1 && workspace.numel() >= n_bytes,
-                "workspace has shape " + shape_string(workspace) + "; expected [" + std::to_string(n_bytes) + "] or more");
+  check.require(workspace.ndim == 1 && workspace.numel() >= n_bytes, [&] {
+    return "workspace has shape " + shape_string(workspace) + "; expected [" + std::to_string(n_bytes) + "] or more";
+  });
   check.require(starts_on_vector(workspace.data, {}, workspace.dtype), "workspace does not start on 16 bytes");
 }
 
@@ -40,8 +44,10 @@ LogitEdits check_edits(ShapeCheck& check, const LogitEditTensors& edits) {
   check_flat(check, "edit_bias", edits.bias, {"n_edits"}, {DType::kFloat32});
   check_flat(check, "edit_counts", edits.counts, {"n_edits"}, {DType::kFloat32});
   check_flat(check, "penalties", edits.penalties, {"B", 3}, {DType::kFloat32});
+  check.require(check.size("n_edits") <= kMaxInt, "edit_ids has more than 2^31 - 1 entries");
   return {edits.indptr.data_as<const int32_t>(), edits.ids.data_as<const int32_t>(), edits.bias.data_as<const float>(),
-          edits.counts.data_as<const float>(), edits.penalties.data_as<const float>()};
+          edits.counts.data_as<const float>(), edits.penalties.data_as<const float>(),
+          static_cast<int>(check.size("n_edits"))};
 }
 
 }  // namespace
@@ -95,6 +101,8 @@ SampleArgs check_sample(const SampleTensors& tensors, bool has_wide_rows) {
     } else {
       check.shape("bitmask", *tensors.bitmask, {"B", n_words});
     }
+    check.require(tensors.bitmask->size(0) <= kMaxInt, "bitmask has more than 2^31 - 1 rows");
+    args.n_bitmask_rows = static_cast<int>(tensors.bitmask->size(0));
     check.dtype("bitmask", *tensors.bitmask, {DType::kInt32}).contiguous_from(1, "bitmask", *tensors.bitmask);
     args.bitmask = tensors.bitmask->data_as<const uint8_t>();
     args.bitmask_stride = tensors.bitmask->strides[0] * static_cast<int64_t>(sizeof(int32_t));
@@ -116,8 +124,9 @@ TopLogprobsArgs check_top_logprobs(const TensorView& logits, const TensorView& t
   check_flat(check, "top_ids", top_ids, {"B", "n"}, {DType::kInt32});
   check_flat(check, "top_logprobs", top_logprobs, {"B", "n"}, {DType::kFloat32});
   check.writable("chosen", chosen).writable("top_ids", top_ids).writable("top_logprobs", top_logprobs);
-  check.require(check.size("n") <= kMaxTopLogprobs,
-                "top_ids has shape " + shape_string(top_ids) + "; at most " + std::to_string(kMaxTopLogprobs) + " a row");
+  check.require(check.size("n") <= kMaxTopLogprobs, [&] {
+    return "top_ids has shape " + shape_string(top_ids) + "; at most " + std::to_string(kMaxTopLogprobs) + " a row";
+  });
   const int64_t batch = check.size("B"), vocab_size = check.size("V");
   check_workspace(check, workspace, top_logprobs_workspace_bytes(batch, vocab_size));
 

@@ -34,24 +34,39 @@ __device__ __forceinline__ void load_group(const T* row, int i, int vocab_size, 
   }
 }
 
-// The row's bits of allowed tokens, null when all are.
+// The row's bits of allowed tokens, null when all are, and for a faulty row that names no row of the bitmask.
 __device__ __forceinline__ const uint8_t* allowed_bits(const SampleArgs& args, int row) {
   if (args.bitmask == nullptr) return nullptr;
   const int mask_row = args.bitmask_rows == nullptr ? row : args.bitmask_rows[row];
-  return mask_row < 0 ? nullptr : args.bitmask + mask_row * args.bitmask_stride;
+  return mask_row < 0 || mask_row >= args.n_bitmask_rows ? nullptr : args.bitmask + mask_row * args.bitmask_stride;
 }
 
 __device__ __forceinline__ bool is_allowed(const uint8_t* allowed, int id) {
   return allowed == nullptr || (allowed[id / 8] >> (id % 8) & 1) != 0;
 }
 
-// The entries of the row's edit list.
+// The entries of the row's edit list; none for a faulty row whose list is not within the lists.
 struct EditRange {
   int begin, end;
 };
 __device__ __forceinline__ EditRange edit_range(const SampleArgs& args, int row) {
   if (args.edits.indptr == nullptr) return {0, 0};
-  return {args.edits.indptr[row], args.edits.indptr[row + 1]};
+  const EditRange range{args.edits.indptr[row], args.edits.indptr[row + 1]};
+  return range.begin < 0 || range.end > args.edits.n ? EditRange{0, 0} : range;
+}
+
+// Whether this thread, one of n_threads, finds nothing in the row's lists that lies outside the tensors they point into. A
+// row where one does is faulty; until that is known nothing outside is touched.
+inline __device__ __noinline__ bool lists_are_sound(const SampleArgs& args, int row, int n_threads) {
+  bool is_sound = args.bitmask_rows == nullptr || args.bitmask_rows[row] < args.n_bitmask_rows;
+  if (args.edits.indptr == nullptr) return is_sound;
+  is_sound = is_sound && args.edits.indptr[row] >= 0 && args.edits.indptr[row + 1] <= args.edits.n;
+  const EditRange range = edit_range(args, row);
+  for (int entry = range.begin + static_cast<int>(threadIdx.x); entry < range.end; entry += n_threads) {
+    const int id = args.edits.ids[entry];
+    is_sound = is_sound && id >= 0 && id < args.vocab_size;
+  }
+  return is_sound;
 }
 
 // Logit of the entry's token after bias and penalties, rounded after each step as the CPU rounds.

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_row_kernel(const __grid_co
   wait_for_previous_kernel();
   let_next_kernel_start();
 
+  const bool is_sound = __syncthreads_and(static_cast<int>(lists_are_sound(args, row, kRowThreads))) != 0;
   const SubsetKeys mine = load_subset_keys(args.subset_keys + static_cast<int64_t>(row) * n_subsets, n_subsets);
   const int k = row_top_k(args, row);
   const bool is_greedy = k == 1, is_wide = k > kMaxNarrowTopK;
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_row_kernel(const __grid_co
   top_key = key_of_place(block_max(static_cast<Place>(top_key) << 32, scratch));
   const float max = value_of(top_key);
   const bool is_faulty =
-      top_key <= kKeyOfNegInf || top_key >= kKeyOfPosInf || (is_wide && !args.has_wide_rows);
+      !is_sound || top_key <= kKeyOfNegInf || top_key >= kKeyOfPosInf || (is_wide && !args.has_wide_rows);
 
   int id = 0;
   if (!is_faulty && !is_wide) {

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kScanThreads) sample_scan_kernel(const SampleA
     __syncthreads();
     for (int entry = edits.begin + threadIdx.x; entry < edits.end; entry += kScanThreads) {
       const int id = args.edits.ids[entry], at = id - first_vec * kGroup;
-      if (at < 0 || at >= kChunkTokens || !is_allowed(allowed, id)) continue;
+      if (at < 0 || at >= kChunkTokens || id >= args.vocab_size || !is_allowed(allowed, id)) continue;
       atomicMax(&keys[at / kGroup % kScanThreads], key_of(edited_value(args, row, logits, entry)));
     }
     __syncthreads();

@@ -38,7 +38,8 @@ struct SampleTensors {
   TensorView seeds;        // [B] int64, the bits of an unsigned seed
   TensorView positions;    // [B] int64: tokens that the row has generated before this one
   TensorView token_ids;    // [B] int32 or int64: written
-  TensorView is_faulty;    // [B] bool or uint8: written; 1 where a logit is NaN or none is finite or one is +inf: id 0
+  TensorView is_faulty;    // [B] bool or uint8: written; 1 where a logit is NaN or none is finite or one is +inf, and where
+                           // an edit or a row of the bitmask lies outside its tensor: id 0
   TensorView workspace;    // uint8 [sample_workspace_bytes(B, V) or more] on 16 bytes, any contents
   std::optional<LogitEditTensors> edits;
   std::optional<TensorView> bitmask;       // [M, ceil(V / 32)] int32: bit i % 32 of word i / 32 allows token i
@@ -78,6 +79,7 @@ struct LogitEdits {
   const int32_t* ids;
   const float *bias, *counts;
   const float* penalties;   // [batch, 3]
+  int n;                    // entries of all lists
 };
 
 // What one thread block leaves for the next kernel of the same call.
@@ -105,6 +107,7 @@ struct SampleArgs {
   const uint8_t* bitmask;       // bytes of the words; null without
   int64_t bitmask_stride;       // bytes
   const int32_t* bitmask_rows;  // null: row b for row b
+  int n_bitmask_rows;
   uint32_t* subset_keys;        // [batch, n_chunks * kScanThreads], in the workspace
   SampleRowState* states;       // [batch], in the workspace
   bool has_wide_rows;

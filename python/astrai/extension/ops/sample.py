@@ -61,15 +61,16 @@ def sample(
 
     token_ids: [B] int32 or int64 and is_faulty: [B] bool are written, workspace: uint8 of at least
     `sample_workspace_bytes(B, V)`; each is allocated when None (token_ids as int64).
-    Returns (token_ids, is_faulty); a row with NaN or without a finite maximum is faulty, its id 0.
+    Returns (token_ids, is_faulty). Faulty, with id 0: a row with NaN or without a finite maximum,
+    and one whose edits or row of the bitmask lie outside what they point into.
     Raises KernelUnavailableError in a build without CUDA, ValueError for shapes, dtypes or devices
     that do not fit.
     """
     batch, vocab_size = logits.shape
     if token_ids is None:
-        token_ids = torch.empty(batch, dtype=torch.int64, device=logits.device)
+        token_ids = torch.empty_like(seeds)
     if is_faulty is None:
-        is_faulty = torch.empty(batch, dtype=torch.bool, device=logits.device)
+        is_faulty = torch.empty_like(seeds, dtype=torch.bool)
     if workspace is None:
         n_bytes = _C.sample_workspace_bytes(batch, vocab_size)
         workspace = torch.empty(n_bytes, dtype=torch.uint8, device=logits.device)
