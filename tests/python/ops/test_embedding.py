@@ -41,6 +41,23 @@ def test_tables_and_outputs_inside_wider_tensors_follow_their_strides() -> None:
 
 
 @pytest.mark.gpu
+def test_t27_rows_beyond_2_to_the_31_elements_are_addressed_in_64_bits() -> None:
+    length = 8192
+    n_rows = 2**31 // length + 2
+    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
+        pytest.skip("needs 10 GiB of free device memory")
+    table = torch.zeros(n_rows, length, dtype=torch.bfloat16, device="cuda")
+    table[-1] = torch.randn(length, device="cuda").bfloat16()
+    ids = torch.zeros(n_rows, dtype=torch.int32, device="cuda")
+    ids[-1] = n_rows - 1
+
+    out = ops.embedding(ids, table)
+
+    assert torch.equal(out[-1], table[-1])
+    assert not out[-9:-1].any()
+
+
+@pytest.mark.gpu
 def test_no_rows_is_no_work() -> None:
     table = random_rows((5, 8), torch.bfloat16)
     assert ops.embedding(torch.empty(0, dtype=torch.int64, device="cuda"), table).shape == (0, 8)

@@ -55,14 +55,26 @@ def test_t64_the_sum_is_rounded_before_it_is_normalised(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("length", [64, 1024, 4096])
-def test_a_row_has_the_same_bits_alone_and_in_any_batch(length: int) -> None:
-    x, weight = random_rows((700, length), torch.bfloat16), random_rows((length,), torch.bfloat16)
-    together = ops.rms_norm(x, weight, EPS)
-    for row in (0, 1, 699):
-        assert torch.equal(ops.rms_norm(x[row : row + 1], weight, EPS)[0], together[row])
+@pytest.mark.parametrize("length", [64, 576, 1024, 2048, 4096, 5120, 8192, 12288])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(has_residual: bool, length: int) -> None:
+    n_rows = 2100  # many: vectors are dealt to threads in another way than those of few rows
+    x, weight = (
+        random_rows((n_rows, length), torch.bfloat16),
+        random_rows((length,), torch.bfloat16),
+    )
+    residual = random_rows((n_rows, length), torch.bfloat16)
+
+    def norm(rows: slice) -> Tensor:
+        if has_residual:
+            return ops.add_rms_norm(x[rows], residual[rows].clone(), weight, EPS)
+        return ops.rms_norm(x[rows], weight, EPS)
+
+    together = norm(slice(n_rows))
+    for row in (0, 1, n_rows - 1):
+        assert torch.equal(norm(slice(row, row + 1))[0], together[row])
     for _ in range(20):
-        assert torch.equal(ops.rms_norm(x, weight, EPS), together)
+        assert torch.equal(norm(slice(n_rows)), together)
 
 
 @pytest.mark.gpu

@@ -60,7 +60,9 @@ def test_in_place_gives_the_same_bits_as_out_of_place(head_dim: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 2, 8])
-def test_rows_inside_a_wider_tensor_are_rotated_and_their_neighbours_are_left(offset: int) -> None:
+def test_t44_rows_inside_a_wider_tensor_are_rotated_and_their_neighbours_are_left(
+    offset: int,
+) -> None:
     # q is a slice of a fused qkv row; an odd offset takes the path without vectors.
     fused = torch.randn(12, 6 * 64 + 16, device="cuda").to(torch.bfloat16)
     before = fused.clone()
@@ -105,6 +107,22 @@ def test_a_table_off_16_bytes_is_read_without_vectors() -> None:
     shifted = padded[1:].view_as(freqs).copy_(freqs)
 
     assert torch.equal(ops.rotary_emb(x, shifted), ops.rotary_emb(x, freqs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n_heads", "head_dim"), [(1, 256), (3, 64), (9, 64), (12, 96), (13, 32), (41, 128)]
+)
+def test_many_tokens_give_the_bits_of_a_few(n_heads: int, head_dim: int) -> None:
+    n_tokens = 2**19 // (n_heads * head_dim // 8) + 5  # enough for runs of several heads
+    x = torch.randn(n_tokens, n_heads, head_dim, device="cuda").bfloat16()
+    freqs = rotary_table(torch.arange(n_tokens, device="cuda"), head_dim // 4 * 2)
+
+    out = ops.rotary_emb(x, freqs, out=torch.full_like(x, torch.nan))
+
+    for first in (0, n_tokens // 2, n_tokens - 16):
+        few = slice(first, first + 16)
+        assert torch.equal(ops.rotary_emb(x[few], freqs[few]), out[few])
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from astrai.extension import ops
 
 DTYPES = (torch.bfloat16, torch.float16)
 EPS = 1e-6
-# (tokens, query heads, KV heads, head_dim): llama8b, qwen, smol and odd groups; the last has many.
+# (tokens, query heads, KV heads, head_dim): llama8b, qwen, smol, odd ones; the last 4 are many.
 SHAPES = (
     (1, 32, 8, 128),
     (3, 16, 8, 128),
@@ -26,6 +26,9 @@ SHAPES = (
     (4, 2, 2, 32),
     (2, 2, 1, 24),
     (900, 32, 8, 128),
+    (2300, 9, 3, 64),
+    (1100, 28, 1, 96),
+    (700, 41, 5, 32),
 )
 
 
@@ -119,7 +122,7 @@ def test_without_the_norm_the_result_is_the_float64_rotation_rounded_once(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_q_in_place_and_rows_of_the_whole_table_give_the_same_bits(has_norm: bool) -> None:
+def test_t60_q_in_place_and_rows_of_the_whole_table_give_the_same_bits(has_norm: bool) -> None:
     case = make_case(33, 6, 2, 64, torch.bfloat16)
     table = rotary_table(torch.arange(400, device="cuda"), 64)
     positions = torch.randint(0, 400, (33,), device="cuda")
@@ -169,6 +172,43 @@ def test_t62_negative_slots_are_not_written_but_their_q_is() -> None:
 
     assert torch.equal(out, q)
     assert same_bits(case.k_cache, k_cache)
+    assert same_bits(case.v_cache, v_cache)
+
+
+@pytest.mark.gpu
+def test_t25_slots_beyond_2_to_the_31_elements_are_addressed_in_64_bits() -> None:
+    n_slots = 2**31 // 1024 + 8
+    case = make_case(2, 8, 8, 128, torch.bfloat16)
+    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
+        pytest.skip("needs 10 GiB of free device memory")
+    case.k_cache = torch.zeros(n_slots, 8, 128, dtype=torch.bfloat16, device="cuda")
+    case.v_cache = torch.zeros_like(case.k_cache)
+    case.slots = torch.tensor([n_slots - 1, 3], dtype=torch.int32, device="cuda")
+
+    case.call(has_norm=False)
+
+    rotated = ops.rotary_emb(case.k, case.freqs)
+    for cache, rows in ((case.k_cache, rotated), (case.v_cache, case.v)):
+        assert torch.equal(cache[[n_slots - 1, 3]], rows)
+        assert not cache[n_slots - 8 : n_slots - 1].any()
+        assert not cache[:3].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_t61_q_k_and_v_have_their_own_heads_and_strides(has_norm: bool) -> None:
+    case = make_case(6, 28, 4, 128, torch.bfloat16)
+    expected, k_cache, v_cache = case.parts(has_norm=has_norm)
+    # The same rows in tensors of other widths, the caches' heads apart.
+    case.q = torch.cat((case.q, case.q), dim=1)[:, :28]
+    case.k = torch.cat((case.k, case.k, case.k), dim=1)[:, 4:8]
+    case.v = case.v.contiguous()
+    case.k_cache = torch.cat((case.k_cache, case.k_cache), dim=2)[..., :128]
+
+    out = case.call(has_norm=has_norm)
+
+    assert torch.equal(out, expected)
+    assert same_bits(case.k_cache.contiguous(), k_cache)
     assert same_bits(case.v_cache, v_cache)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,34 +73,39 @@ class Rows:
         return ops.sample(logits, *parameters, **(outputs | options))  # type: ignore[arg-type]
 
     def expected(self, logits: Tensor, row: int) -> set[int]:
-        """The ids that float rounding allows for this row of final logits, by the definition."""
-        order = torch.sort(logits[row].double(), descending=True, stable=True).indices.cpu()
-        x = logits[row].double().cpu()
-        order = order[x[order] > -torch.inf]
+        """The ids that float rounding allows for this row of final logits, by the definition.
+
+        By torch on the logits' device: rows of 262144 tokens are many for a CPU."""
+        x, order = torch.sort(logits[row].double(), descending=True, stable=True)
+        order = order[x > -torch.inf]
+        x = x[: len(order)]
         if self.temperature[row] == 0 or self.top_k[row] == 1:
             return {int(order[0])}
         k = int(self.top_k[row])
-        if 1 <= k < len(x):
-            order = order[:k]
+        if 1 <= k < logits.shape[1]:
+            x, order = x[:k], order[:k]
         # Scores as float32 gives them: the draw compares sums that were rounded to it.
-        kept = x[order].float()
-        scores = (kept - kept[0]) / self.temperature[row].clamp_min(1e-6)
+        kept = x.float()
+        scores = (kept - kept[0]) / self.temperature[row].clamp_min(1e-6).item()
         weights = scores.double().exp()
         before = (weights.cumsum(0) - weights) / weights.sum()
+        top_p, floor = float(self.top_p[row]), math.log(max(float(self.min_p[row]), 1e-300))
+
+        def survivors(shift: float) -> Tensor:
+            kept = (before < top_p + shift * top_p) | (top_p >= 1)
+            kept[0] = True
+            return kept & (scores.double() >= floor - shift)
+
+        # Where the mass meets top_p, float32 sums may differ.
+        n = int(survivors(2e-5).nonzero()[-1]) + 1
         key = row_keys(
             np.array([self.seeds[row]], np.int64).view(np.uint64),
             np.array([self.positions[row]], np.int64),
-        )
-        sums = scores + gumbel_noise(key, order[None])[0]
-        winners = set()
-        for shift in (-2e-5, 0.0, 2e-5):  # where the mass meets top_p, float32 sums may differ
-            top_p = float(self.top_p[row])
-            survives = (before < top_p + shift * top_p) | (top_p >= 1)
-            survives[0] = True
-            survives &= scores.double() >= np.log(max(float(self.min_p[row]), 1e-300)) + shift
-            allowed = torch.where(survives, sums, -torch.inf)
-            winners.add(int(order[allowed.argmax()]))
-        return winners
+        ).to(logits.device)
+        sums = scores[:n] + gumbel_noise(key, order[None, :n])[0]
+        shifts = (-2e-5, 0.0, 2e-5)
+        best = [torch.where(survivors(shift)[:n], sums, -torch.inf).argmax() for shift in shifts]
+        return set(order[torch.stack(best)].tolist())
 
 
 def random_logits(n: int, vocab_size: int, dtype: torch.dtype, scale: float = 3.0) -> Tensor:
@@ -115,8 +121,8 @@ def assert_expected(rows: Rows, logits: Tensor, token_ids: Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab_size", VOCABS)
 def test_draws_are_those_of_the_definition(vocab_size: int, dtype: torch.dtype) -> None:
-    rows = Rows.mixed(48)
-    logits = random_logits(48, vocab_size, dtype)
+    rows = Rows.mixed(48 if vocab_size < 40000 else 24)
+    logits = random_logits(len(rows.top_k), vocab_size, dtype)
     before = logits.clone()
 
     token_ids, is_faulty = rows.draw(logits)
@@ -241,6 +247,7 @@ def test_u2_of_equal_logits_the_lower_ids_are_the_first() -> None:
     # All equal: more ties than the candidates hold.
     assert set(Rows.of(200, top_k=2).draw(logits * 0)[0].tolist()) == {0, 1}
     assert Rows.of(200, top_k=1).draw(logits * -0.0)[0].tolist() == [0] * 200
+    assert 1300 < Rows.of(200, top_p=0.5).draw(logits * 0)[0].max() < 1500  # the first 1500
 
 
 @pytest.mark.gpu
@@ -329,6 +336,22 @@ def test_u8_a_captured_draw_follows_new_parameters() -> None:
     assert_expected(other, logits, outputs["token_ids"])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [0.01, 0.5, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_u10_a_row_is_drawn_alike_by_one_thread_block_and_by_clusters(
+    dtype: torch.dtype, scale: float
+) -> None:
+    rows = Rows.of(200, 0.9, top_p=0.9)
+    rows.top_p[::2] = 0.4
+    rows.top_k[::7] = 900
+    logits = random_logits(200, 60000, dtype, scale)
+    together, _ = rows.draw(logits)
+    assert_expected(rows[:12], logits[:12], together[:12])
+    for n in (1, 3, 16, 31, 64, 65):  # clusters of 8, 4 and 2 thread blocks, and single ones
+        assert torch.equal(rows[:n].draw(logits[:n])[0], together[:n])
+
+
 def random_edits(n: int, vocab_size: int, n_edits: int) -> ops.LogitEdits:
     """Rows 0, 3, 6, ... have no list; others have up to n_edits entries of distinct ids."""
     lists = [
@@ -408,6 +431,34 @@ def test_a_row_whose_tokens_are_all_forbidden_is_faulty() -> None:
     bitmask[1] = 0
     _, is_faulty = Rows.of(2).draw(random_logits(2, 128, torch.float32), bitmask=bitmask)
     assert is_faulty.tolist() == [False, True]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_lists_that_point_outside_make_their_row_faulty_and_no_other(top_k: int) -> None:
+    vocab_size, n = 1000, 9
+    outside = [vocab_size, -1, 2**31 - 1, -(2**31)]
+    ids = torch.tensor([5, *outside, 6], dtype=torch.int32, device="cuda")
+    edits = ops.LogitEdits(
+        # Rows 0 to 4 have an entry each, 5 and 6 none, 7 the last, 8 some past the end.
+        torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 6, 9], dtype=torch.int32, device="cuda"),
+        ids,
+        torch.zeros(6, device="cuda"),
+        torch.zeros(6, device="cuda"),
+        torch.ones(n, 3, device="cuda"),
+    )
+    bitmask = torch.full((2, 32), -1, dtype=torch.int32, device="cuda")
+    bitmask_rows = torch.tensor([0, 1, 1, 1, 1, 2, 1, -1, 0], dtype=torch.int32, device="cuda")
+    rows, logits = Rows.of(n, top_k=top_k), random_logits(n, vocab_size, torch.float32)
+
+    token_ids, is_faulty = rows.draw(
+        logits, edits=edits, bitmask=bitmask, bitmask_rows=bitmask_rows
+    )
+
+    assert is_faulty.tolist() == [False, True, True, True, True, True, False, False, True]
+    assert token_ids[is_faulty.bool()].tolist() == [0] * 6
+    for row in (0, 6, 7):
+        assert int(token_ids[row]) in rows.expected(logits, row)
 
 
 @pytest.mark.gpu

@@ -50,7 +50,7 @@ def test_rows_reach_their_slots_and_nothing_else_changes(
 
 
 @pytest.mark.gpu
-def test_negative_slots_are_skipped() -> None:
+def test_t62_negative_slots_are_skipped() -> None:
     k, v = rows(6, 2, 64, torch.bfloat16), rows(6, 2, 64, torch.bfloat16)
     k_cache, v_cache = caches(10, k)
     slots = torch.tensor([4, -1, 0, -(2**31), 9, -1], dtype=torch.int32, device="cuda")
@@ -63,7 +63,7 @@ def test_negative_slots_are_skipped() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head_dim", [6, 20, 68])
+@pytest.mark.parametrize("head_dim", [6, 20, 68, 1032])
 def test_rows_off_16_bytes_are_copied_whole(head_dim: int) -> None:
     k, v = rows(5, 1, head_dim, torch.float16), rows(5, 1, head_dim, torch.float16)
     k_cache, v_cache = caches(8, k)
@@ -92,7 +92,7 @@ def test_a_row_of_vectors_with_a_tail_is_copied_whole() -> None:
 
 
 @pytest.mark.gpu
-def test_slices_of_a_fused_row_are_read_by_their_stride() -> None:
+def test_t44_slices_of_a_fused_row_are_read_by_their_stride() -> None:
     fused = torch.randn(7, 3, 2, 64, device="cuda").to(torch.bfloat16)
     k, v = fused[:, 1], fused[:, 2]
     k_cache, v_cache = caches(7, k)
@@ -105,7 +105,7 @@ def test_slices_of_a_fused_row_are_read_by_their_stride() -> None:
 
 
 @pytest.mark.gpu
-def test_slots_beyond_2_to_the_31_elements_are_addressed_in_64_bits() -> None:
+def test_t25_slots_beyond_2_to_the_31_elements_are_addressed_in_64_bits() -> None:
     n_slots, row = 2**31 // 1024 + 8, 1024
     if torch.cuda.mem_get_info()[0] < 6 * 2**30:
         pytest.skip("needs 6 GiB of free device memory")
