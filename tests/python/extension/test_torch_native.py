@@ -31,7 +31,7 @@ RAGGED = {
 def decode_path(request, monkeypatch):
     """Each way of attending decode rows: the compiled CPU kernel, and SDPA over a gather."""
     if request.param == "gather":
-        monkeypatch.setattr(torch_native, "cpu_kernel_runs", lambda q: False)
+        monkeypatch.setattr(torch_native, "cpu_kernel_runs", lambda q, soft_cap: False)
 
 
 def run(batch, **kwargs):
@@ -199,7 +199,7 @@ def test_the_plan_is_built_once_per_step(monkeypatch):
     batch = make_ragged([12, 30, 20], [1, 30, 6])
     built = []
     build = step_plan._build
-    monkeypatch.setattr(step_plan, "_build", lambda cache: built.append(1) or build(cache))
+    monkeypatch.setattr(step_plan, "_build", lambda *args: built.append(1) or build(*args))
 
     for layer_id in (0, 1, 0):
         BACKEND.forward(batch.q, batch.k, batch.v, batch.kv_cache, layer_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class AttentionCall(NamedTuple):
     has_cache: bool
     has_mask: bool
     needs_grad: bool
+    window: int | None = None
+    soft_cap: float | None = None
 
     def describe(self) -> str:
         """Shape and dtype for error messages and logs."""
@@ -47,8 +49,15 @@ class AttentionCall(NamedTuple):
             f"fwd={self.fwd} rank={self.q_rank} n_heads={self.n_heads} "
             f"n_kv_heads={self.n_kv_heads} head_dim={self.head_dim} dtype={self.dtype} "
             f"device={self.device_type} kv_cache={'yes' if self.has_cache else 'no'} "
-            f"attn_mask={'yes' if self.has_mask else 'no'}"
+            f"attn_mask={'yes' if self.has_mask else 'no'} "
+            f"window={self.window} soft_cap={self.soft_cap}"
         )
+
+
+def given_options(window: int | None, soft_cap: float | None) -> dict[str, Any]:
+    """Those of the two that are given: a backend without them need not have the parameters."""
+    options = {"window": window, "soft_cap": soft_cap}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 class AttentionBackend(ABC):
@@ -61,6 +70,9 @@ class AttentionBackend(ABC):
     # Whether k and v may be None with a kv_cache: a fused kernel has written them to it already.
     # A model passes None only where every backend that may be chosen says True.
     reads_written_kv: ClassVar[bool] = False
+    # Which of "window" and "soft_cap" the fwd methods take. A call that asks for another one is
+    # refused before `supports` is asked, so a backend that knows of neither never ignores them.
+    options: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:
@@ -81,6 +93,8 @@ class AttentionBackend(ABC):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         sm_scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """Attend any number of new tokens per request; dense tensors when kv_cache is None.
 
@@ -97,6 +111,8 @@ class AttentionBackend(ABC):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         sm_scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """Attend exactly one new token per request. Arguments as `fwd_prefill`.
 
@@ -105,7 +121,10 @@ class AttentionBackend(ABC):
         """
         if kv_cache is None:
             raise ValueError("attention: fwd is 'decode' without a kv_cache; pass the step's cache")
-        return self.fwd_prefill(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
+        options = given_options(window, soft_cap)
+        return self.fwd_prefill(
+            q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale, **options
+        )
 
     def forward(
         self,
@@ -118,13 +137,18 @@ class AttentionBackend(ABC):
         is_causal: bool = False,
         fwd: str | None = None,
         sm_scale: float | None = None,
+        **options: Any,
     ) -> Tensor:
-        """Dispatch on fwd: "decode", or "prefill" and None. Raises ValueError on other values."""
+        """Dispatch on fwd: "decode", or "prefill" and None. Raises ValueError on other values.
+
+        options: window and soft_cap, where the call has them."""
         if fwd == "decode":
-            return self.fwd_decode(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
-        if fwd in ("prefill", None):
-            return self.fwd_prefill(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale)
-        raise ValueError(f'attention: fwd is {fwd!r}; it must be "prefill", "decode" or None')
+            forward = self.fwd_decode
+        elif fwd in ("prefill", None):
+            forward = self.fwd_prefill
+        else:
+            raise ValueError(f'attention: fwd is {fwd!r}; it must be "prefill", "decode" or None')
+        return forward(q, k, v, kv_cache, layer_id, attn_mask, is_causal, sm_scale, **options)
 
     @staticmethod
     def supports_graph() -> bool:

@@ -26,6 +26,7 @@ class CudaBackend(AttentionBackend):
 
     name: ClassVar[str] = "cuda"
     reads_written_kv: ClassVar[bool] = True
+    options: ClassVar[frozenset[str]] = frozenset({"window", "soft_cap"})
 
     def unavailable_reason(self) -> str | None:
         for kernel in _KERNELS.values():
@@ -57,6 +58,8 @@ class CudaBackend(AttentionBackend):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         sm_scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         """Prompt rows by attn_paged_prefill, and the first n_decode rows as `fwd_decode` would:
         a row's bits do not depend on who else is in the step."""
@@ -65,7 +68,7 @@ class CudaBackend(AttentionBackend):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n > 0:
             new_k, new_v = (None, None) if k is None or v is None else (k[:n], v[:n])
-            _decode_rows(cache, layer_id, q[:n], new_k, new_v, sm_scale, out[:n])
+            _decode_rows(cache, layer_id, q[:n], new_k, new_v, sm_scale, window, soft_cap, out[:n])
         if n == cache.req_pool_indices.shape[0]:
             return out
         q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
@@ -84,6 +87,8 @@ class CudaBackend(AttentionBackend):
             q_tile_to_index,
             is_causal=True,
             sm_scale=sm_scale,
+            window=window,
+            soft_cap=soft_cap,
             q_tile_rows=q_tile_rows,
             out=out,
         )
@@ -98,9 +103,11 @@ class CudaBackend(AttentionBackend):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         sm_scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         cache = _require_cache(kv_cache)
-        return _decode_rows(cache, layer_id, q, k, v, sm_scale, cache.decode_out)
+        return _decode_rows(cache, layer_id, q, k, v, sm_scale, window, soft_cap, cache.decode_out)
 
     @staticmethod
     def supports_graph() -> bool:
@@ -114,6 +121,8 @@ def _decode_rows(
     k: Tensor | None,
     v: Tensor | None,
     sm_scale: float | None,
+    window: int | None,
+    soft_cap: float | None,
     out: Tensor | None,
 ) -> Tensor:
     """The first len(q) requests of the step, each with its one row of q, k and v."""
@@ -132,6 +141,8 @@ def _decode_rows(
         ml_part_buf=cache.decode_ml_part,
         out_buf=out,
         split_indptr=cache.decode_split_indptr,
+        window=window,
+        soft_cap=soft_cap,
     )
 
 

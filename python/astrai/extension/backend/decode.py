@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from astrai import _C
 
+from .soft_cap import dot_product_attention
 from .step_plan import decode_gather
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def cpu_kernel_runs(q: Tensor) -> bool:
-    """Whether `_C.cpu_paged_decode` takes these rows. It has no backward."""
+def cpu_kernel_runs(q: Tensor, soft_cap: float | None) -> bool:
+    """Whether `_C.cpu_paged_decode` takes these rows. It has no backward and no soft cap."""
     return (
-        q.device.type == "cpu"
+        soft_cap is None
+        and q.device.type == "cpu"
         and q.dtype in _KERNEL_DTYPES
         and q.shape[-1] % 16 == 0
         and not (q.requires_grad and torch.is_grad_enabled())
@@ -46,7 +47,7 @@ def kernel_decode(
         _with_contiguous_heads(q),
         kv_cache.k_buffer[layer_id],
         kv_cache.v_buffer[layer_id],
-        kv_cache.req_to_token,
+        decode.req_to_token,
         decode.req_pool_indices,
         decode.kv_indptr,
         out,
@@ -58,7 +59,12 @@ def kernel_decode(
 
 
 def gather_decode(
-    decode: DecodePlan, q: Tensor, kv_cache: KVCache, layer_id: int, sm_scale: float | None
+    decode: DecodePlan,
+    q: Tensor,
+    kv_cache: KVCache,
+    layer_id: int,
+    sm_scale: float | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """q [n, n_heads, head_dim] over gathered keys and values; this step's are in the pool already.
 
@@ -74,12 +80,14 @@ def gather_decode(
         k = torch.index_select(k_layer.flatten(1), 0, gather.slots, out=gather.k_rows)
         v = torch.index_select(v_layer.flatten(1), 0, gather.slots, out=gather.v_rows)
     kv_shape = (gather.n, gather.max_len, n_kv_heads, head_dim)
-    out = scaled_dot_product_attention(
+    out = dot_product_attention(
         q.reshape(gather.n, n_kv_heads, n_heads // n_kv_heads, head_dim),
         k.view(kv_shape).transpose(1, 2),
         v.view(kv_shape).transpose(1, 2),
-        attn_mask=gather.mask,
-        scale=sm_scale,
+        gather.mask,
+        False,
+        sm_scale,
+        soft_cap,
     )
     return out.reshape(gather.n, n_heads, head_dim)
 

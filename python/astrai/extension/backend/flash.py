@@ -61,7 +61,7 @@ class FlashAttnBackend(AttentionBackend):
     pages, flash_attn_varlen_func for all other packed batches.
 
     flash-attn itself splits the keys of a gathered decode batch by the batch's size, so there the
-    last bits of a row may depend on who shares the batch.
+    last bits of a row may depend on who shares the batch. Windows and soft caps are not passed on.
     """
 
     name: ClassVar[str] = "flash"
@@ -95,6 +95,8 @@ class FlashAttnBackend(AttentionBackend):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
         sm_scale: float | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> Tensor:
         flash, reason = _flash_attn()
         if reason is not None:

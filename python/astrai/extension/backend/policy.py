@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import AttentionCall
+from .base import AttentionCall, given_options
 from .selection import backend_for
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def attention(
     is_causal: bool = False,
     fwd: str | None = None,
     sm_scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Scaled dot-product attention, grouped queries included, by the selected backend.
 
@@ -40,11 +42,16 @@ def attention(
     broadcastable to [batch, n_heads, q_len, kv_len]; is_causal aligns the last query with the last
     key.
 
-    sm_scale: default head_dim ** -0.5. Returns a tensor of q's shape and dtype.
-    Raises ValueError on bad shapes and KernelUnavailableError when the explicitly selected
-    backend cannot handle the call.
+    sm_scale: default head_dim ** -0.5. window: a row sees its own key and the window - 1 before it
+    only, in causal order. soft_cap: scores become soft_cap * tanh(score / soft_cap) (Gemma Team,
+    Gemma 2, 2024, section 2). A backend that does not compute them is not chosen.
+
+    Returns a tensor of q's shape and dtype.
+    Raises ValueError on bad shapes or options and KernelUnavailableError when the explicitly
+    selected backend cannot handle the call.
     """
     _check_shapes(q, k, v, kv_cache)
+    _check_options(window, soft_cap, is_causal or kv_cache is not None)
     inputs = [tensor for tensor in (q, k, v) if tensor is not None]
     call = AttentionCall(
         fwd=fwd,
@@ -57,10 +64,31 @@ def attention(
         has_cache=kv_cache is not None,
         has_mask=attn_mask is not None,
         needs_grad=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs),
+        window=window,
+        soft_cap=soft_cap,
     )
     return backend_for(call).forward(
-        q, k, v, kv_cache, layer_id, attn_mask, is_causal, fwd, sm_scale
+        q,
+        k,
+        v,
+        kv_cache,
+        layer_id,
+        attn_mask,
+        is_causal,
+        fwd,
+        sm_scale,
+        **given_options(window, soft_cap),
     )
+
+
+def _check_options(window: int | None, soft_cap: float | None, is_causal: bool) -> None:
+    if window is not None and (window < 1 or not is_causal):
+        raise ValueError(
+            f"attention: window is {window}; it must be a number of keys from 1, and the order "
+            "causal (is_causal=True, or a kv_cache)"
+        )
+    if soft_cap is not None and not soft_cap > 0:
+        raise ValueError(f"attention: soft_cap is {soft_cap}; it must be above 0, or None")
 
 
 def _check_shapes(q: Tensor, k: Tensor | None, v: Tensor | None, kv_cache: KVCache | None) -> None:

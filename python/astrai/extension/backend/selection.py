@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 from astrai import env
 from astrai._C import KernelUnavailableError
 
-from .base import AttentionBackend, AttentionBackendFactory, AttentionCall, selection_stack
+from .base import (
+    AttentionBackend,
+    AttentionBackendFactory,
+    AttentionCall,
+    given_options,
+    selection_stack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +123,7 @@ def backend_for(call: AttentionCall) -> AttentionBackend:
     selection = current_selection()
     if selection.backend is None:
         return _automatic(call)
-    reason = selection.backend.unavailable_reason() or selection.backend.supports(call)
+    reason = _refusal(selection.backend, call)
     if reason is not None:
         raise KernelUnavailableError(
             f"attention: backend {selection.backend.name!r}, selected by {selection.source}, "
@@ -127,12 +133,23 @@ def backend_for(call: AttentionCall) -> AttentionBackend:
     return selection.backend
 
 
+def _refusal(backend: AttentionBackend, call: AttentionCall) -> str | None:
+    """Why a backend cannot run this call, or None."""
+    reason = backend.unavailable_reason()
+    if reason is not None:
+        return reason
+    for name in given_options(call.window, call.soft_cap):
+        if name not in backend.options:
+            return f"it does not compute {name}"
+    return backend.supports(call)
+
+
 @lru_cache(maxsize=256)  # a model makes a handful of different calls; the answer never changes
 def _automatic(call: AttentionCall) -> AttentionBackend:
     refusals = []
     for name in PRIORITY:
         backend = AttentionBackendFactory.create(name)
-        reason = backend.unavailable_reason() or backend.supports(call)
+        reason = _refusal(backend, call)
         if reason is None:
             return backend
         refusals.append(f"{name}: {reason}")
