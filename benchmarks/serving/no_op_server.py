@@ -99,6 +99,7 @@ def serve(pipe: Connection, first_token_ns: Any, conditions: Conditions) -> None
     settings = ServerSettings(max_batch_size=n_rows, max_body_bytes=16 * 1024 * 1024)
     options = uvicorn.Config(create_app(engine, settings), log_level="error", access_log=False)
     server = uvicorn.Server(options)
+    runner.quiet_collector()
     uvloop.run(_serve_until_told(server, listener, pipe, layers))
     engine.shutdown()
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from astrai.server.fields import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     Bounded,
     GenerationModel,
     Nullable,
@@ -34,7 +35,7 @@ class ContentBlock(RequestModel):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | Annotated[list[ContentBlock], Bounded()] | None = None
+    content: str | Annotated[list[ContentBlock], Bounded(max_length=MAX_MESSAGES)] | None = None
     is_error: Nullable[bool] = False
     thinking: str | None = None
 
@@ -84,8 +85,8 @@ class CountTokensRequest(RequestModel):
 
     model: Nullable[str] = "astrai"
     messages: Annotated[list[AnthropicMessage], Bounded(1, MAX_MESSAGES)]
-    system: str | Annotated[list[SystemBlock], Bounded()] | None = None
-    tools: Annotated[list[AnthropicTool], Bounded()] | None = None
+    system: str | Annotated[list[SystemBlock], Bounded(max_length=MAX_MESSAGES)] | None = None
+    tools: Annotated[list[AnthropicTool], Bounded(max_length=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import model_validator
 
 from astrai.server.fields import (
+    MAX_PROMPTS,
     Bounded,
     Nullable,
     Positive,
@@ -22,7 +23,12 @@ from astrai.server.fields import (
 )
 from astrai.server.structured_output import StructuredFields
 
-Prompt = str | Annotated[list[str], Bounded(1)] | PromptIds | Annotated[list[PromptIds], Bounded(1)]
+Prompt = (
+    str
+    | Annotated[list[str], Bounded(1, MAX_PROMPTS)]
+    | PromptIds
+    | Annotated[list[PromptIds], Bounded(1, MAX_PROMPTS)]
+)
 
 
 class CompletionRequest(SamplingFields, StructuredFields):
@@ -45,6 +51,8 @@ class CompletionRequest(SamplingFields, StructuredFields):
         # One clear message in place of four, one for each member of the union.
         if isinstance(value, dict) and isinstance(prompt := value.get("prompt"), list):
             kinds = {type(item) for item in prompt}
+            if len(prompt) > MAX_PROMPTS and kinds != {int}:
+                raise ValueError(f"At most {MAX_PROMPTS} prompts, got {len(prompt)}")
             if len(kinds) > 1 or not kinds <= {str, int, list}:
                 raise ValueError(
                     "prompt should be a text, a list of texts, a list of token ids or a list of "

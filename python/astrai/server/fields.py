@@ -24,8 +24,11 @@ from pydantic_core import CoreSchema
 
 MAX_ITEMS = 2**22  # no list in a body of the default size is longer
 MAX_MESSAGES = 8192
+MAX_PROMPTS = 16384
+MAX_TOOLS = 1024
 MAX_BIASES = 4096
 MAX_STOP_IDS = 1024
+MAX_STOPS = 1024
 _TOKEN_KEY = re.compile(r"-?[0-9]{1,18}")
 # Seeds fill one signed or unsigned 64-bit word.
 _MIN_SEED, _MAX_SEED = -(2**63), 2**64 - 1
@@ -112,8 +115,10 @@ def _check_stop(stop: str | list[str]) -> str | list[str]:
 
 
 LogitBias = Annotated[dict[int, float], BeforeValidator(_parse_logit_bias)]
-StopList = Annotated[list[str], Bounded(), AfterValidator(_check_stops)]
-Stop = Annotated[str | Annotated[list[str], Bounded()], AfterValidator(_check_stop)]
+StopList = Annotated[list[str], Bounded(max_length=MAX_STOPS), AfterValidator(_check_stops)]
+Stop = Annotated[
+    str | Annotated[list[str], Bounded(max_length=MAX_STOPS)], AfterValidator(_check_stop)
+]
 TokenId = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenIds = Annotated[list[TokenId], Bounded()]
 PromptIds = Annotated[list[TokenId], Bounded(min_length=1)]

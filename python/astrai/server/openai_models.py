@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from astrai.server.fields import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     Bounded,
     Nullable,
     Positive,
@@ -70,7 +71,7 @@ class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Bounded(max_length=MAX_MESSAGES)] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Bounded()] | None = None
+    tool_calls: Annotated[list[ToolCall], Bounded(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -111,7 +112,7 @@ class ChatCompletionRequest(SamplingFields, StructuredFields):
     max_completion_tokens: Positive | None = None
     logprobs: Nullable[bool] = False
     top_logprobs: TopLogprobs | None = None
-    tools: Annotated[list[ToolDef], Bounded()] | None = None
+    tools: Annotated[list[ToolDef], Bounded(max_length=MAX_TOOLS)] | None = None
     tool_choice: Nullable[Literal["none", "auto", "required"] | dict[str, Any]] = "auto"
     parallel_tool_calls: Nullable[bool] = True
     reasoning_effort: Annotated[str, Field(pattern=r"^[a-z]{1,16}$")] | None = None

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from astrai.server.fields import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     Bounded,
     GenerationModel,
     Nullable,
@@ -130,7 +131,7 @@ class InputFields(GenerationModel):
     input: Nullable[str | Annotated[list[InputItem], Bounded(max_length=MAX_MESSAGES)]] = ""
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None
-    tools: Annotated[list[ResponseTool], Bounded()] | None = None
+    tools: Annotated[list[ResponseTool], Bounded(max_length=MAX_TOOLS)] | None = None
     tool_choice: Nullable[Literal["none", "auto", "required"] | FunctionChoice] = "auto"
     parallel_tool_calls: Nullable[bool] = True
     reasoning: ReasoningOptions | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -79,6 +80,17 @@ def _no_passphrase() -> str:
     return ""
 
 
+def quiet_collector() -> None:
+    """Keep Python's cycle collector from walking over everything loaded whenever a request makes
+    objects: a body of 500,000 small lists took ten times as long to parse with it.
+
+    Changes the whole process; for servers that are about to serve.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+
+
 def run(
     app: FastAPI, engine: InferenceEngine | None, settings: ServerSettings, listener: socket.socket
 ) -> None:
@@ -96,6 +108,7 @@ def run(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _GRACE_S,
     )
+    quiet_collector()
     server = _DrainingServer(config, app, engine, settings.drain_timeout_s)
     try:
         server.run(sockets=[listener])

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from astrai.server.fields import MAX_MESSAGES, Bounded, Nullable, RequestModel, TokenIds
+from astrai.server.fields import MAX_MESSAGES, MAX_TOOLS, Bounded, Nullable, RequestModel, TokenIds
 from astrai.server.openai_models import ChatMessage, ToolDef
 
 
@@ -16,7 +16,7 @@ class TokenizeRequest(RequestModel):
     model: Nullable[str] = "astrai"
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Bounded(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[ToolDef], Bounded()] | None = None
+    tools: Annotated[list[ToolDef], Bounded(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: Nullable[bool] = False
     parse_special: Nullable[bool] = True
 

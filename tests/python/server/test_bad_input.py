@@ -76,6 +76,8 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], set[int]]] = [
     ("a choice among no tools", (CHAT,), {"tool_choice": "none"}, {200}),
     ("a tool without a name", (CHAT,), {"tools": [{"type": "function", "function": {}}]}, {422}),
     ("tools nested deeply", (CHAT,), {"tools": [tool(deep(100))]}, {400}),
+    ("more tools than any model reads", (CHAT,), {"tools": [tool({})] * 2000}, {422}),
+    ("half a million prompts", (COMPLETIONS,), {"prompt": [[1]] * 500_000}, {422}),
     ("a prompt beyond the context", (CHAT, MESSAGES), user("x" * 5000), {400}),
     ("an input beyond the context", (RESPONSES,), {"input": "x" * 5000}, {400}),
     (
