@@ -58,6 +58,7 @@ inline __device__ __noinline__ Place last_candidate(int n, float weight_before, 
 template <typename T>
 __device__ __noinline__ Place prefix_end(const RowTokens<T>& tokens, uint32_t top_key, float spread, float target,
                                          const TokenWeight& weight, RowScratch& scratch, Place* pivots) {
+  if (weight.is_count && total_weight(tokens, weight, scratch) <= target) return 0;  // every token is among the first
   // The prefix ends in [low, high]: the weight above high is less than target, above low - 1 it is not (or low is 0).
   Place low = 0, high = place_of(top_key, 0);
   float weight_above_high = 0.0f;
@@ -67,7 +68,8 @@ __device__ __noinline__ Place prefix_end(const RowTokens<T>& tokens, uint32_t to
     pivots[threadIdx.x] = place_of(key_of(value_of(top_key) - distance), 0);
   }
   __syncthreads();
-  while (n_from_low - n_above_high > kMaxCandidates) {
+  // low == high: nothing is left to narrow, and no weight reaches the target.
+  while (low < high && n_from_low - n_above_high > kMaxCandidates) {
     float weights[kBoundPivots] = {};
     int counts[kBoundPivots] = {};
     visit_row(tokens, [&](float value, int id) {

@@ -426,6 +426,17 @@ def test_forbidden_tokens_are_never_drawn_nor_counted(has_edits: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("n_finite", [1, 100, 600])
+def test_fewer_tokens_than_a_large_top_k_are_all_kept(n_finite: int) -> None:
+    logits = random_logits(8, 5000, torch.float32)
+    logits[:, n_finite:] = -torch.inf
+    for rows in (Rows.of(8, top_k=600), Rows.of(8, top_k=600, top_p=0.9), Rows.of(8, top_k=4999)):
+        token_ids, is_faulty = rows.draw(logits)
+        assert not is_faulty.any()
+        assert_expected(rows, logits, token_ids)
+
+
+@pytest.mark.gpu
 def test_a_row_whose_tokens_are_all_forbidden_is_faulty() -> None:
     bitmask = torch.full((2, 4), -1, dtype=torch.int32, device="cuda")
     bitmask[1] = 0
