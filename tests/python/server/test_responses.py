@@ -12,6 +12,8 @@ from fake_engine import FakeEngine, make_tokenizer
 from live_server import Live
 from openai.types.responses import Response
 
+from astrai.structured import Grammar
+
 RESPONSES = "/v1/responses"
 WEATHER = {
     "type": "function",
@@ -337,6 +339,19 @@ def test_input_tokens_are_counted_as_they_are_charged(live: Live, oai: openai.Op
     counted = oai.responses.input_tokens.count(**body).input_tokens
     made = oai.responses.create(**body, max_output_tokens=1)
     assert made.usage is not None and made.usage.input_tokens == counted
+
+
+def test_a_text_format_becomes_its_grammar(live: Live, oai: openai.OpenAI) -> None:
+    schema: Any = {"type": "object", "properties": {"b": {"type": "string"}}}
+    shape: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    response = oai.responses.create(model="m", input="Hi", text=shape, max_output_tokens=2)
+    assert live.engine is not None
+    assert live.engine.client.requests[-1].grammar == Grammar.json_schema(schema)
+    assert response.text is not None and response.text.format is not None
+    assert response.text.format.type == "json_schema"
+    refused: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "wibble"}}}
+    with pytest.raises(openai.BadRequestError):
+        oai.responses.create(model="m", input="Hi", text=refused)
 
 
 # What is refused
