@@ -9,7 +9,10 @@ graph_timing.py says. Every row is checked in the same run, in an output and wor
 NaN before, on the first, the middle and the last request. Bytes are the keys and values once.
 `peer us`: the best page_size 1 column of FlashInfer 0.6.18 (CUDA cores, tensor cores) and of
 FlashAttention-3 on such a table, measured on an H200 by the same method. `skewed` is one request of
-64K tokens among 63 of 1K.
+64K tokens among 63 of 1K. `64 x 9K, 8K shared`: 64 requests whose first 8K tokens are in the same
+slots, read once as the plan says; `unstacked`: the same without a plan. Shared tokens count once.
+As in the engine batches come with a plan, and the index arrays are complete before the kernel ahead
+of the call begins.
 """
 
 from __future__ import annotations
@@ -22,12 +25,16 @@ import torch
 from graph_timing import machine, n_sets, replay_us, write_results
 from torch import Tensor
 
+from astrai import _C
 from astrai.extension import ops
 
 MAX_ERROR = 2.7e-3
 SPLIT_LEN = 512
+UNIT_MEMBERS = 256  # kUnitMembers of decode_runs.h
+SHARED_LENS = ([8192 + 1024] * 64, 8192)
 SEED = 0
 
+SPREAD_SPLITS = 512  # the workspace's least size, see PagePool
 MODELS = {"llama8b": (32, 8, 128), "qwen0.6b": (16, 8, 128), "smol": (9, 3, 64)}
 # (batch, KV length) -> the best page_size 1 time of other libraries for each of MODELS.
 PEERS: dict[tuple[int, int], tuple[float, float, float]] = {
@@ -57,25 +64,51 @@ class Inputs(NamedTuple):
 class Case:
     """One row of the table: its index arrays and workspace, and input sets that rotate."""
 
-    def __init__(self, model: str, kv_lens: list[int]) -> None:
+    def __init__(self, model: str, kv_lens: list[int], n_shared: int = 0) -> None:
+        """n_shared: leading tokens that all requests have in the same slots."""
         self.n_heads, self.n_kv_heads, self.head_dim = MODELS[model]
-        self.kv_lens = kv_lens
+        self.kv_lens, self.n_shared = kv_lens, n_shared
         self.rows = torch.arange(len(kv_lens), dtype=torch.int32, device="cuda")
         self.kv_indptr = indptr(kv_lens)
         splits = [-(-length // SPLIT_LEN) for length in kv_lens]
         self.split_indptr = indptr(splits)
-        self.o_part = torch.full((sum(splits), self.n_heads, self.head_dim), torch.nan).cuda()
-        self.ml_part = torch.full((sum(splits), self.n_heads, 2), torch.nan).cuda()
-        self.n_bytes = 4 * sum(kv_lens) * self.n_kv_heads * self.head_dim
+        n_places = max(sum(splits), min(4 * sum(splits), SPREAD_SPLITS))
+        self.o_part = torch.full((n_places, self.n_heads, self.head_dim), torch.nan).cuda()
+        self.ml_part = torch.full((n_places, self.n_heads, 2), torch.nan).cuda()
+        self.plan = self.make_plan(splits) if len(kv_lens) > 1 else {}
+        self.n_tokens = sum(kv_lens) - n_shared * (len(kv_lens) - 1)
+        self.n_bytes = 4 * self.n_tokens * self.n_kv_heads * self.head_dim
         self.sets = [self.make_inputs() for _ in range(n_sets(self.n_bytes))]
 
+    def make_plan(self, splits: list[int]) -> dict[str, object]:
+        """What `_C.BatchPlan` plans for such requests: the most splits first, then the others."""
+        n, n_shared = len(splits), self.n_shared // SPLIT_LEN
+        heads = (self.n_heads, self.n_kv_heads, self.head_dim)
+        stack_len = _C.decode_stack_len(*heads) if n_shared else 1
+        units = [
+            (first, split * UNIT_MEMBERS + min(stack_len, n - first))
+            for split in range(n_shared)
+            for first in range(0, n, stack_len)
+        ]
+        for row in sorted(range(n), key=lambda row: -splits[row]):
+            units += [(row, split * UNIT_MEMBERS + 1) for split in range(n_shared, splits[row])]
+        members = [self.rows, self.rows, self.kv_indptr.diff(), self.split_indptr[:-1]]
+        return {
+            "members": torch.stack(members, 1).to(torch.int32),
+            "n_units": torch.tensor([len(units)], dtype=torch.int32, device="cuda"),
+            "units": torch.tensor(units, dtype=torch.int32, device="cuda"),
+            "stack_len": stack_len,
+        }
+
     def make_inputs(self) -> Inputs:
-        n_tokens, batch = sum(self.kv_lens), len(self.kv_lens)
-        slots = torch.randperm(n_tokens, device="cuda").to(torch.int32)
+        batch = len(self.kv_lens)
+        slots = torch.randperm(self.n_tokens, device="cuda").to(torch.int32)
         table = torch.full((batch, max(self.kv_lens)), 2**31 - 1, dtype=torch.int32, device="cuda")
-        for row, own in zip(table, slots.split(self.kv_lens), strict=True):
-            row[: len(own)] = own
-        pool = (n_tokens, self.n_kv_heads, self.head_dim)
+        table[:, : self.n_shared] = slots[: self.n_shared]
+        own_lens = [length - self.n_shared for length in self.kv_lens]
+        for row, own in zip(table, slots[self.n_shared :].split(own_lens), strict=True):
+            row[self.n_shared : self.n_shared + len(own)] = own
+        pool = (self.n_tokens, self.n_kv_heads, self.head_dim)
         q = normal(batch, self.n_heads, self.head_dim)
         return Inputs(q, normal(*pool), normal(*pool), table, torch.full_like(q, torch.nan))
 
@@ -92,6 +125,8 @@ class Case:
             out_buf=one.out,
             split_indptr=self.split_indptr,
             split_len=SPLIT_LEN,
+            is_plan_settled=True,
+            **self.plan,  # type: ignore[arg-type]
         )
 
     def error(self) -> float:
@@ -121,9 +156,8 @@ def indptr(lens: list[int]) -> Tensor:
 
 
 def measure(
-    model: str, name: str, kv_lens: list[int], peer_us: float | None, read_gb_s: float
+    name: str, case: Case, model: str, peer_us: float | None, read_gb_s: float
 ) -> dict[str, object]:
-    case = Case(model, kv_lens)
     error = case.error()
     if not error <= MAX_ERROR:
         raise AssertionError(f"{model} {name}: error {error:.2e} exceeds {MAX_ERROR:.1e}")
@@ -161,10 +195,18 @@ def main() -> None:
         for (batch, kv_len), peers in PEERS.items():
             if 4e-9 * batch * kv_len * n_kv_heads * head_dim <= options.max_gb:
                 name = f"{batch} x {kv_len}"
-                rows.append(measure(model, name, [kv_len] * batch, peers[i], read_gb_s))
+                case = Case(model, [kv_len] * batch)
+                rows.append(measure(name, case, model, peers[i], read_gb_s))
+                del case
                 torch.cuda.empty_cache()
-        skewed = [65536, *[1024] * 63]
-        rows.append(measure(model, "skewed", skewed, None, read_gb_s))
+        skewed = Case(model, [65536, *[1024] * 63])
+        rows.append(measure("skewed", skewed, model, None, read_gb_s))
+        shared = Case(model, *SHARED_LENS)
+        rows.append(measure("64 x 9K, 8K shared", shared, model, None, read_gb_s))
+        shared.plan = {}
+        rows.append(measure("unstacked", shared, model, None, read_gb_s))
+        del skewed, shared
+        torch.cuda.empty_cache()
     write_results(
         "attn_paged_decode",
         "Paged decode attention, page_size 1, random permutation, bfloat16",

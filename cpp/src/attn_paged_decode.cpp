@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 #include <string>
 
 #include "astrai/error.h"
@@ -81,6 +82,27 @@ void check_new_rows(ShapeCheck& check, const PagedDecodeCall& call) {
   check_own_rows(check, "v_cache", call.v_cache);
 }
 
+void check_plan(ShapeCheck& check, const PagedDecodeCall& call) {
+  const bool is_planned = call.units.has_value();
+  check.require(call.members.has_value() == is_planned && call.n_units.has_value() == is_planned,
+                "members, n_units and units go together; pass all or none");
+  const int64_t max_len =
+      is_planned ? decode_stack_len(static_cast<int>(check.size("H")), static_cast<int>(check.size("H_kv")),
+                                    static_cast<int>(check.size("D")))
+                 : 1;
+  check.require(call.stack_len >= 1 && call.stack_len <= max_len,
+                "stack_len is " + std::to_string(call.stack_len) + "; 1 to " + std::to_string(max_len) +
+                    " are accepted " + (is_planned ? "for these heads" : "without units"));
+  if (!is_planned) return;
+  check.shape("members", *call.members, {"B", 4}).shape("n_units", *call.n_units, {1});
+  check.shape("units", *call.units, {"max_units", 2}).dtype("members", *call.members, {DType::kInt32});
+  check.dtype("n_units", *call.n_units, {DType::kInt32}).dtype("units", *call.units, {DType::kInt32});
+  check.contiguous_from(0, "members", *call.members).contiguous_from(0, "units", *call.units);
+  const auto is_aligned = [](const TensorView& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
+  check.require(is_aligned(*call.members) && is_aligned(*call.units), "members and units must start on 16 bytes");
+  check.require(check.size("max_units") <= kInt32Max, "units has 2^31 rows or more");
+}
+
 void check_sizes(ShapeCheck& check, const PagedDecodeCall& call) {
   const int64_t n_heads = check.size("H"), n_kv_heads = check.size("H_kv");
   check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, [&] {
@@ -101,6 +123,14 @@ void check_sizes(ShapeCheck& check, const PagedDecodeCall& call) {
 
 }  // namespace
 
+int decode_stack_len(int n_heads, int n_kv_heads, int head_dim) {
+  if (n_kv_heads < 1 || n_heads < 1 || n_heads % n_kv_heads != 0) {
+    throw std::invalid_argument("decode_stack_len: n_heads " + std::to_string(n_heads) +
+                                " must be a positive multiple of n_kv_heads " + std::to_string(n_kv_heads));
+  }
+  return std::max(1, decode_stack_rows(head_dim) / (n_heads / n_kv_heads));
+}
+
 PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call) {
   ShapeCheck check(kOp);
   check.shape("q", call.q, {"B", "H", "D"}).shape("out", call.out, {"B", "H", "D"});
@@ -119,6 +149,7 @@ PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call) {
   check_workspace(check, call);
   check_new_rows(check, call);
   check_sizes(check, call);
+  check_plan(check, call);
   if (call.lse) {
     check.shape("lse", *call.lse, {"B", "H"}).dtype("lse", *call.lse, {DType::kFloat32});
     check.contiguous_from(1, "lse", *call.lse);
@@ -165,6 +196,15 @@ PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call) {
   args.group = args.n_heads / args.n_kv_heads;
   args.window = static_cast<int>(call.window == 0 ? kInt32Max : std::min(call.window, kInt32Max));
   args.split_len = static_cast<int>(call.split_len);
+  args.stack_len = 1;
+  args.is_plan_settled = call.is_plan_settled;
+  if (call.units && call.window == 0) {  // a window's begin differs from request to request
+    args.members = call.members->data_as<const int32_t>();
+    args.n_units = call.n_units->data_as<const int32_t>();
+    args.units = call.units->data_as<const int32_t>();
+    args.stack_len = static_cast<int>(call.stack_len);
+    args.max_units = static_cast<int>(check.size("max_units"));
+  }
   args.max_splits = static_cast<int>(check.size("max_splits"));
   if (call.soft_cap > 0) {
     args.scale_log2 = call.sm_scale / call.soft_cap;

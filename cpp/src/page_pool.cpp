@@ -146,7 +146,7 @@ std::optional<Admission> PagePool::admit(Int32Span token_ids, const std::string&
       admission.miss_position = miss.position;
       tree_->append_pages(match, row.pages);
       row.held_node = tree_->lock(match, namespace_name);  // first, so that eviction cannot take the hit
-      row.n_recorded = match.n_pages;
+      row.n_recorded = row.n_tree_pages = match.n_pages;
       admission.n_cached = row.n_recorded * page_size_;
     }
     take_pages(n_needed, row.pages);
@@ -247,6 +247,7 @@ int64_t PagePool::commit(int32_t req_idx, int64_t n_written) {
   const Int32Span fresh{row.pages.data() + row.n_recorded, n_whole - row.n_recorded};
   int64_t n_new = 0;
   row.held_node = tree_->insert(row.held_node, row.tokens.data() + row.n_recorded * page_size_, fresh, &n_new);
+  if (row.n_tree_pages == row.n_recorded && n_new == fresh.size) row.n_tree_pages = n_whole;
   row.n_recorded = n_whole;
   return n_new;
 }

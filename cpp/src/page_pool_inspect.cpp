@@ -31,6 +31,8 @@ Int32Span PagePool::row_tokens(int32_t req_idx) const {
   return {row.tokens.data(), static_cast<int64_t>(row.tokens.size())};
 }
 
+int64_t PagePool::n_tree_pages(int32_t req_idx) const { return row_in_use("n_tree_pages", req_idx).n_tree_pages; }
+
 Int32Span PagePool::row_pages(int32_t req_idx) const {
   const Row& row = row_in_use("pages", req_idx);
   return {row.pages.data(), static_cast<int64_t>(row.pages.size())};

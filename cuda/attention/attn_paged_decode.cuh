@@ -1,4 +1,4 @@
-// attn_paged_decode kernel. The work is cut into units, (split, KV head, tile of query heads), KV heads fastest so that
+// attn_paged_decode kernel. The work is cut into units, (split, KV head, tile of query rows), KV heads fastest so that
 // the heads of a token are read together; thread blocks take units in turn until there are none. Lengths are read on the
 // device, the grid is a constant: a captured launch replays with other lengths.
 //
@@ -6,68 +6,22 @@
 // tiles runs on across units: while it attends the last tiles of one, the first of the next are on their way, found
 // through slots that were loaded when the unit began. Position kv_len - 1 is read from new_k and new_v, never from its
 // slot, which one unit of each KV head writes: no thread block reads what another one writes.
+//
+// With a plan (decode_runs.h) the query rows of a unit may come from several requests that hold the same slots
+// there: they are stacked, and the slots read once. A row's sums are those it has alone, in the same order. What the plan
+// says of a unit is loaded two units ahead.
+//
+// Few units are spread: two or four thread blocks share the warps of each, with the whole block's ring for fewer warps,
+// and leave the warps' parts to the merge kernel.
 #pragma once
 
 #include "attention/attn_paged_decode_merge.cuh"
+#include "attention/attn_paged_decode_units.cuh"
+#include "common/pdl.cuh"
 
 namespace astrai::paged_decode {
 
-constexpr int kMaxStages = 6;
-
-// One (split, KV head, tile of its query heads) of the work.
-struct Unit {
-  int req;          // row of the batch
-  int table_row;    // of req_to_token
-  int kv_len;
-  int kv_head;
-  int first_head;   // query heads first_head .. first_head + n_rows - 1
-  int n_rows;
-  int split;        // of the request's n_splits
-  int n_splits;
-};
-
-// The request that owns a place of the workspace: the last i with split_indptr[i] <= place. 32 probes at a time.
-__device__ inline int find_request(const int32_t* split_indptr, int batch, int place, int lane) {
-  int low = 0, n = batch;
-  while (true) {
-    const int step = (n + 31) / 32;
-    const bool is_below = lane * step < n && split_indptr[low + lane * step] <= place;
-    low += (__popc(__ballot_sync(kAllLanes, is_below)) - 1) * step;
-    if (step == 1) return low;
-    n = min(step, batch - low);
-  }
-}
-
-template <int kRows>
-__device__ Unit find_unit(const PagedDecodeArgs& args, int index, int n_head_tiles, int lane) {
-  Unit unit;
-  const int n_row_tiles = n_head_tiles / args.n_kv_heads;
-  const int place = index / n_head_tiles, head_tile = index % n_head_tiles;
-  unit.kv_head = head_tile / n_row_tiles;
-  const int row = head_tile % n_row_tiles * kRows;
-  unit.first_head = unit.kv_head * args.group + row;
-  unit.n_rows = min(kRows, args.group - row);
-  int first_split, end_split;
-  if (args.batch < 32) {  // one round of loads holds the whole plan
-    const int at = min(lane, args.batch);
-    const int splits = args.split_indptr[at], kv = args.kv_indptr[at];
-    const int rows = args.req_pool_indices[min(lane, args.batch - 1)];
-    unit.req = __popc(__ballot_sync(kAllLanes, lane < args.batch && splits <= place)) - 1;
-    first_split = __shfl_sync(kAllLanes, splits, unit.req);
-    end_split = __shfl_sync(kAllLanes, splits, unit.req + 1);
-    unit.kv_len = __shfl_sync(kAllLanes, kv, unit.req + 1) - __shfl_sync(kAllLanes, kv, unit.req);
-    unit.table_row = __shfl_sync(kAllLanes, rows, unit.req);
-  } else {
-    unit.req = find_request(args.split_indptr, args.batch, place, lane);
-    first_split = args.split_indptr[unit.req];
-    end_split = args.split_indptr[unit.req + 1];
-    unit.kv_len = args.kv_indptr[unit.req + 1] - args.kv_indptr[unit.req];
-    unit.table_row = args.req_pool_indices[unit.req];
-  }
-  unit.n_splits = end_split - first_split;
-  unit.split = place - first_split;
-  return unit;
-}
+constexpr int kMaxStages = 8;
 
 template <typename T, int kHeadDim>
 __device__ KvRange<T> kv_range(const PagedDecodeArgs& args, const Unit& unit, int warp) {
@@ -124,8 +78,12 @@ __device__ inline void wait_pending(int n_pending) {
       return cp_async_wait<3>();
     case 4:
       return cp_async_wait<4>();
-    default:
+    case 5:
       return cp_async_wait<5>();
+    case 6:
+      return cp_async_wait<6>();
+    default:
+      return cp_async_wait<7>();
   }
 }
 
@@ -168,50 +126,76 @@ struct RingFiller {
 template <int kHeadDim, int kHeadTiles>
 constexpr int kMinBlocks = kHeadDim > 128 ? 1 : kHeadTiles > 1 ? 2 : 3;
 
-template <typename T, int kHeadDim, int kHeadTiles>
+template <typename T, int kHeadDim, int kHeadTiles, bool kStacked>
 __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim, kHeadTiles>)
-    kernel(const PagedDecodeArgs args, const int n_head_tiles, const int n_stages) {
+    kernel(const PagedDecodeArgs args, const int n_head_tiles, const int n_block_stages, const int n_spread_blocks) {
   using Merge = WarpMerge<T, kHeadDim, kHeadTiles>;
   using Tiles = Ring<T, kHeadDim>;
-  extern __shared__ __align__(128) unsigned char rings[];  // [kWarps, n_stages, kStageBytes]
+  using Softmax = WarpSoftmax<T, kHeadDim, kHeadTiles>;
+  constexpr int kWarps = Shape<kHeadDim>::kWarps;
+  extern __shared__ __align__(128) unsigned char rings[];  // [warps at work, n_stages, kStageBytes]
   __shared__ typename Merge::Shared merge_shared;
-  __shared__ int shared_slots[Shape<kHeadDim>::kWarps][Shape<kHeadDim>::kMaxSlots];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  __shared__ int shared_slots[kWarps][Shape<kHeadDim>::kMaxSlots];
+  const int lane = threadIdx.x % 32;
+  int warp = threadIdx.x / 32;
 
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const int n_splits = args.split_indptr[args.batch];
-  int index = blockIdx.x;
-  Unit unit = find_unit<Merge::kRows>(args, index, n_head_tiles, lane);  // some unit when there is none for this block
-  if (n_splits > args.max_splits) __trap();                             // the workspace has no room for them
-  const int n_units = n_splits * n_head_tiles;
-  if (index >= n_units) return;
+  if (!args.is_plan_settled) wait_for_previous_kernel();
+  const WorkList work{args, n_head_tiles};
+  const int n_splits = args.split_indptr[args.batch], n_units = work.size();
+  const int spread = kStacked ? 1 : spread_of(args, n_splits, n_head_tiles, n_spread_blocks);
+  const int n_stages = min(n_block_stages * spread, kMaxStages);
+  int index = blockIdx.x / spread;
+  const bool has_unit = index < n_units;  // what is loaded does not wait for the answer
+  const int2 first_record = work.record(index);
+  const int4 first_member = work.member(has_unit ? first_record.x : 0);
+  Unit unit = work.unit<Merge::kRows>(index, first_record, first_member, lane);
+  // A workspace or a plan without room, and a plan for stacks that this kernel has no rows for.
+  if (n_splits > args.max_splits || (work.is_planned() && n_units / n_head_tiles > args.max_units)) __trap();
+  if (has_unit && unit.n_rows() > Merge::kRows) __trap();
+  if (!has_unit || warp >= kWarps / spread) return;
+  const uint32_t ring = shared_address(rings) + warp * n_stages * Tiles::kStageBytes;
+  int* const own_slots = shared_slots[warp];
+  warp += blockIdx.x % spread * (kWarps / spread);  // of the unit
   KvRange<T> range = kv_range<T, kHeadDim>(args, unit, warp);
   typename Tiles::Slots slots;
   slots.load(range, lane);
-  RingFiller<T, kHeadDim> filler{shared_address(rings) + warp * n_stages * Tiles::kStageBytes, shared_slots[warp],
-                                 n_stages};
+  if (args.is_plan_settled) {
+    slots.prefetch(range, n_stages * Tiles::kWarpTokens, lane);
+    wait_for_previous_kernel();
+  }
+  let_next_kernel_start();
+  RingFiller<T, kHeadDim> filler{ring, own_slots, n_stages};
   filler.begin(range, slots, lane);
   while (filler.has_room() && filler.n_left > 0) filler.fill_next(lane);
-  const auto load_q = [&](WarpSoftmax<T, kHeadDim, kHeadTiles>& softmax, const Unit& from) {
-    const T* rows = static_cast<const T*>(args.q) + from.req * args.q_stride;
-    softmax.load_q(rows + static_cast<int64_t>(from.first_head) * args.q_head_stride, args.q_head_stride, from.n_rows,
-                   lane);
+  const auto load_q = [&](Softmax& softmax, const Unit& from, const RowTarget& target) {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      const int row = h * 8 + lane / 4;
+      const int req = kStacked ? __shfl_sync(kAllLanes, target.req, row) : from.req;
+      const int head = kStacked ? __shfl_sync(kAllLanes, target.head, row) : from.first_head + row;
+      const T* q = static_cast<const T*>(args.q) + req * args.q_stride + static_cast<int64_t>(head) * args.q_head_stride;
+      softmax.load_q(h, row < from.n_rows() ? q : nullptr, lane);
+    }
   };
-  WarpSoftmax<T, kHeadDim, kHeadTiles> softmax;
-  load_q(softmax, unit);
+  Softmax softmax;
+  RowTarget target = row_target<kStacked>(args, unit, lane);
+  load_q(softmax, unit, target);
+
+  const int stride = spread > 1 ? n_units : gridDim.x;  // a unit that is spread is its blocks' only one
+  Unit next = unit;
+  if (index + stride < n_units) {
+    const int2 record = work.record(index + stride);
+    next = work.unit<Merge::kRows>(index + stride, record, work.member(record.x), lane);
+  }
 
   int stage = 0;
   while (true) {
-    const int next_index = index + gridDim.x;
+    const int next_index = index + stride;
+    const bool has_third = next_index + stride < n_units;
     bool is_next_pending = next_index < n_units;  // there is a next unit that the filler has not begun
-    Unit next = unit;
-    KvRange<T> next_range = range;
-    if (is_next_pending) {
-      next = find_unit<Merge::kRows>(args, next_index, n_head_tiles, lane);
-      next_range = kv_range<T, kHeadDim>(args, next, warp);
-      slots.load(next_range, lane);
-    }
+    const KvRange<T> next_range = kv_range<T, kHeadDim>(args, next, warp);
+    if (is_next_pending) slots.load(next_range, lane);
+    const int2 third_record = has_third ? work.record(next_index + stride) : make_int2(0, 0);
 
     softmax.reset();
     const int n_tiles = Tiles::n_tiles(range);
@@ -228,24 +212,38 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
       if (tile == n_tiles) break;
       wait_pending(filler.n_ahead - 1);
       __syncwarp();
-      softmax.attend(filler.ring + stage * Tiles::kStageBytes, range.first + tile * Tiles::kBlockTokens, range.begin,
-                     range.end, args.scale_log2, args.cap_log2);
+      const uint32_t from = filler.ring + stage * Tiles::kStageBytes;
+      const int pos = range.first + tile * Tiles::kBlockTokens;
+      if (kHeadTiles == 1 || unit.n_rows() <= 8) {
+        softmax.template attend<1>(from, pos, range.begin, range.end, args.scale_log2, args.cap_log2);
+      } else {
+        softmax.template attend<kHeadTiles>(from, pos, range.begin, range.end, args.scale_log2, args.cap_log2);
+      }
       __syncwarp();
       --filler.n_ahead;
       stage = stage + 1 == n_stages ? 0 : stage + 1;
     }
 
-    const bool is_last = unit.split == unit.n_splits - 1;
-    if (warp == 0 && is_last && range.new_pos >= 0 && unit.first_head == unit.kv_head * args.group) {
+    if (warp == 0 && unit.is_last && range.new_pos >= 0 && unit.first_head == unit.kv_head * args.group) {
       store_new_row<T, kHeadDim>(args, unit, range, lane);
     }
-    if (next_index < n_units) load_q(softmax, next);
-    const int place = unit.n_splits == 1 ? -1 : index / n_head_tiles;
-    Merge::run(merge_shared, softmax, unit.n_rows, {args, unit.req, unit.first_head, place});
+    if constexpr (!kStacked) {
+      if (spread > 1) {
+        const int place = (unit.first_split + unit.split) * kWarps + warp;
+        return Merge::write_alone(softmax, args, unit.n_heads, unit.first_head, place, lane);
+      }
+    }
+    const int n_rows = unit.n_rows();
+    const RowTarget next_target = row_target<kStacked>(args, next, lane);
+    if (next_index < n_units) load_q(softmax, next, next_target);
+    const int4 third_member = has_third ? work.member(third_record.x) : make_int4(0, 0, 0, 0);
+    Merge::run(merge_shared, softmax, args, n_rows, target);
     if (next_index >= n_units) return;
     index = next_index;
     unit = next;
     range = next_range;
+    target = next_target;
+    if (has_third) next = work.unit<Merge::kRows>(next_index + stride, third_record, third_member, lane);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "attention/attn_paged_decode.cuh"
+#include "attention/attn_paged_decode_splits.cuh"
 #include "common/launch.cuh"
 #include "common/pdl.cuh"
 
@@ -26,10 +27,10 @@ constexpr int ring_bytes(int n_stages) {
 }
 
 // As many thread blocks on a multiprocessor as leave each two stages, and then as many stages as they leave room for.
-template <typename T, int kHeadDim, int kHeadTiles>
+template <typename T, int kHeadDim, int kHeadTiles, bool kStacked>
 Fit find_fit(int device_idx) {
   constexpr int kSystemBytes = 1024;  // of each thread block
-  const auto function = kernel<T, kHeadDim, kHeadTiles>;
+  const auto function = kernel<T, kHeadDim, kHeadTiles, kStacked>;
   cudaFuncAttributes attributes{};
   check_cuda(cudaFuncGetAttributes(&attributes, function), kOp);
   int n_multiprocessors = 0, per_block = 0, in_all = 0;
@@ -56,14 +57,14 @@ Fit find_fit(int device_idx) {
   return {n_stages, per_multiprocessor * n_multiprocessors};
 }
 
-template <typename T, int kHeadDim, int kHeadTiles>
+template <typename T, int kHeadDim, int kHeadTiles, bool kStacked>
 void launch(const PagedDecodeArgs& args, int device_idx, cudaStream_t stream) {
   constexpr int kMaxDevices = 64;
   static std::array<std::atomic<Fit>, kMaxDevices> fits{};  // every thread finds the same
   std::atomic<Fit>& known = fits[static_cast<size_t>(device_idx % kMaxDevices)];
   Fit fit = known.load(std::memory_order_relaxed);
   if (fit.n_stages == 0) {
-    fit = find_fit<T, kHeadDim, kHeadTiles>(device_idx);
+    fit = find_fit<T, kHeadDim, kHeadTiles, kStacked>(device_idx);
     known.store(fit, std::memory_order_relaxed);
   }
   constexpr int kRows = WarpMerge<T, kHeadDim, kHeadTiles>::kRows;
@@ -71,24 +72,30 @@ void launch(const PagedDecodeArgs& args, int device_idx, cudaStream_t stream) {
   const int64_t max_units = static_cast<int64_t>(args.max_splits) * n_head_tiles;
   const auto n_blocks = static_cast<unsigned>(std::min<int64_t>(max_units, fit.n_blocks));
   const auto bytes = static_cast<size_t>(ring_bytes<T, kHeadDim>(fit.n_stages));
-  launch_overlapped<kernel<T, kHeadDim, kHeadTiles>>(kOp, dim3(n_blocks), dim3(Shape<kHeadDim>::kThreads), bytes,
-                                                     stream, args, n_head_tiles, fit.n_stages);
+  constexpr int kManyPairs = 2048;  // fill a device with one warp for each
+  const int n_pairs = args.batch * args.n_heads;
+  const bool is_pair_of_warp = n_pairs >= kManyPairs;
+  // Measured: at head_dim 128 a warp alone on its multiprocessor loses more than the shorter wait for memory gives.
+  constexpr bool kSpreads = !kStacked && kHeadDim <= 64;
+  const int n_spread_blocks = kSpreads && !is_pair_of_warp ? static_cast<int>(n_blocks) : 0;
+  launch_overlapped<kernel<T, kHeadDim, kHeadTiles, kStacked>>(kOp, dim3(n_blocks), dim3(Shape<kHeadDim>::kThreads), bytes,
+                                                               stream, args, n_head_tiles, fit.n_stages, n_spread_blocks);
   // With a place for each request alone in the workspace none has two splits.
   if (args.max_splits == args.batch) return;
-  const dim3 grid(static_cast<unsigned>(args.batch) * static_cast<unsigned>(args.n_heads));
-  launch_overlapped<merge_kernel<T, kHeadDim>>(kOp, grid, dim3(kMergeWarps * 32), 0, stream, args);
+  const dim3 grid(static_cast<unsigned>(is_pair_of_warp ? (n_pairs + kMergeWarps - 1) / kMergeWarps : n_pairs));
+  launch_overlapped<merge_kernel<T, kHeadDim>>(kOp, grid, dim3(kMergeWarps * 32), 0, stream, args, n_head_tiles,
+                                               n_spread_blocks, is_pair_of_warp);
 }
 
 }  // namespace paged_decode
 
 template <typename T, int kHeadDim>
 void launch_attn_paged_decode(const PagedDecodeArgs& args, int device_idx, cudaStream_t stream) {
-  // Two tiles of query heads read K and V once; at head_dim 256 a thread has no registers for them.
-  constexpr int kMaxHeadTiles = kHeadDim > 128 ? 1 : 2;
-  if (args.group <= 8) {
-    paged_decode::launch<T, kHeadDim, 1>(args, device_idx, stream);
+  constexpr int kMaxHeadTiles = decode_stack_rows(kHeadDim) / 8;
+  if (args.stack_len == 1 && (args.group <= 8 || kMaxHeadTiles == 1)) {
+    paged_decode::launch<T, kHeadDim, 1, false>(args, device_idx, stream);
   } else {
-    paged_decode::launch<T, kHeadDim, kMaxHeadTiles>(args, device_idx, stream);
+    paged_decode::launch<T, kHeadDim, kMaxHeadTiles, true>(args, device_idx, stream);
   }
 }
 

@@ -12,6 +12,10 @@ namespace astrai::paged_decode {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+__device__ __forceinline__ void prefetch_l2(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Warp w of a thread block takes tokens w * kWarpTokens and on of every kBlockTokens.
 template <int kHeadDim>
 struct Shape {
@@ -57,6 +61,22 @@ struct Ring {
       for (int i = 0; i < Shape<kHeadDim>::kMaxSlots / 32; ++i) {
         const int pos = range.first + (i * kTiles + lane / kWarpTokens) * kBlockTokens + lane % kWarpTokens;
         slots[i] = pos >= range.begin && pos < range.end ? range.table[pos] : 0;
+      }
+    }
+
+    // Brings the rows of the first n tokens towards the L2 cache; new rows come from elsewhere.
+    __device__ void prefetch(const KvRange<T>& range, int n, int lane) const {
+      constexpr int kTiles = 32 / kWarpTokens;
+#pragma unroll
+      for (int i = 0; i < Shape<kHeadDim>::kMaxSlots / 32; ++i) {
+        if (i * 32 >= n) break;
+        const int pos = range.first + (i * kTiles + lane / kWarpTokens) * kBlockTokens + lane % kWarpTokens;
+        if (pos < range.begin || pos >= range.end || pos == range.new_pos) continue;
+#pragma unroll
+        for (int byte = 0; byte < kRowBytes; byte += 128) {
+          prefetch_l2(range.k + static_cast<int64_t>(slots[i]) * range.k_stride + byte / sizeof(T));
+          prefetch_l2(range.v + static_cast<int64_t>(slots[i]) * range.v_stride + byte / sizeof(T));
+        }
       }
     }
 
@@ -170,72 +190,70 @@ struct WarpSoftmax {
     }
   }
 
-  // rows: the first query head; n_rows of them exist, the rest count as zeros.
-  __device__ void load_q(const T* rows, int head_stride, int n_rows, int lane) {
+  // row: the query row of column lane / 4 of head tile h, null for one that counts as zeros.
+  __device__ void load_q(int h, const T* row, int lane) {
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) {
-      const int head = h * 8 + lane / 4;
-      const T* row = rows + static_cast<int64_t>(head < n_rows ? head : 0) * head_stride + lane % 4 * 2;
+    for (int d = 0; d < kHeadDim / 16; ++d) {
 #pragma unroll
-      for (int d = 0; d < kHeadDim / 16; ++d) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t pair = *reinterpret_cast<const uint32_t*>(row + d * 16 + half * 8);
-          q[d][h][half] = head < n_rows ? pair : 0u;
-        }
+      for (int half = 0; half < 2; ++half) {
+        q[d][h][half] =
+            row == nullptr ? 0u : *reinterpret_cast<const uint32_t*>(row + lane % 4 * 2 + d * 16 + half * 8);
       }
     }
   }
 
-  // Logits in log2 units of the tile in a stage: s[i] are tokens 16 i and on, [token, head] fragments.
-  __device__ void logits(float (&s)[kSubTiles][kHeadTiles][4], uint32_t stage, float scale_log2, float cap_log2) const {
+  // Logits in log2 units of the tile in a stage: s[i] are tokens 16 i and on, [token, head] fragments. Only the first
+  // kUsed head tiles take part, here and in attend(): a column's bits do not depend on the others.
+  template <int kUsed>
+  __device__ void logits(float (&s)[kSubTiles][kUsed][4], uint32_t stage, float scale_log2, float cap_log2) const {
     const int lane = threadIdx.x % 32;
-    float odd[kSubTiles][kHeadTiles][4] = {};  // a second chain of products, for latency
+    float odd[kSubTiles][kUsed][4] = {};  // a second chain of products, for latency
 #pragma unroll
     for (int t = 0; t < kSubTiles; ++t) {
 #pragma unroll
-      for (int h = 0; h < kHeadTiles; ++h) s[t][h][0] = s[t][h][1] = s[t][h][2] = s[t][h][3] = 0.0f;
+      for (int h = 0; h < kUsed; ++h) s[t][h][0] = s[t][h][1] = s[t][h][2] = s[t][h][3] = 0.0f;
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
         uint32_t k[4];
         ldmatrix_x4(k, stage + Tile::offset(t * 16 + (lane & 15), 2 * d + (lane >> 4)));
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) mma_16x8x16<T>(d % 2 == 0 ? s[t][h] : odd[t][h], k, q[d][h]);
+        for (int h = 0; h < kUsed; ++h) mma_16x8x16<T>(d % 2 == 0 ? s[t][h] : odd[t][h], k, q[d][h]);
       }
 #pragma unroll
-      for (int h = 0; h < kHeadTiles; ++h) {
+      for (int h = 0; h < kUsed; ++h) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[t][h][i] = (s[t][h][i] + odd[t][h][i]) * scale_log2;
       }
     }
     if (cap_log2 > 0.0f) {
 #pragma unroll
-      for (int i = 0; i < kSubTiles * kHeadTiles * 4; ++i) {
-        float& x = s[i / (kHeadTiles * 4)][i / 4 % kHeadTiles][i % 4];
+      for (int i = 0; i < kSubTiles * kUsed * 4; ++i) {
+        float& x = s[i / (kUsed * 4)][i / 4 % kUsed][i % 4];
         x = cap_log2 * tanh_by_exp(x);
       }
     }
   }
 
   // The tile at positions pos and on, of which begin .. end - 1 are seen.
+  template <int kUsed>
   __device__ void attend(uint32_t stage, int pos, int begin, int end, float scale_log2, float cap_log2) {
     const int lane = threadIdx.x % 32;
-    float s[kSubTiles][kHeadTiles][4];
-    logits(s, stage, scale_log2, cap_log2);
+    float s[kSubTiles][kUsed][4];
+    logits<kUsed>(s, stage, scale_log2, cap_log2);
     if (pos < begin || pos + Tile::kWarpTokens > end) {
 #pragma unroll
       for (int row = 0; row < 2 * kSubTiles; ++row) {
         const int token = pos + row * 8 + lane / 4;
         if (token >= begin && token < end) continue;
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) s[row / 2][h][row % 2 * 2] = s[row / 2][h][row % 2 * 2 + 1] = -INFINITY;
+        for (int h = 0; h < kUsed; ++h) s[row / 2][h][row % 2 * 2] = s[row / 2][h][row % 2 * 2 + 1] = -INFINITY;
       }
     }
 
-    float rescale[kHeadTiles][2];
+    float rescale[kUsed][2];
     bool has_grown = false;
 #pragma unroll
-    for (int h = 0; h < kHeadTiles; ++h) {
+    for (int h = 0; h < kUsed; ++h) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float largest = fmaxf(s[0][h][c], s[0][h][c + 2]);
@@ -255,7 +273,7 @@ struct WarpSoftmax {
           s[t][h][c + 2] = exp2_fast(s[t][h][c + 2] - base);
           tile_sum += s[t][h][c] + s[t][h][c + 2];
         }
-        sum[h][c] = sum[h][c] * rescale[h][c] + tile_sum;
+        sum[h][c] = fmaf(sum[h][c], rescale[h][c], tile_sum);
       }
     }
     // Where no maximum grew every factor is exactly 1, so that skipping changes no bit. A first tile finds sums of 0,
@@ -264,7 +282,7 @@ struct WarpSoftmax {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) {
+        for (int h = 0; h < kUsed; ++h) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) o[d][h][i] *= rescale[h][i % 2];
         }
@@ -272,9 +290,9 @@ struct WarpSoftmax {
     }
 #pragma unroll
     for (int t = 0; t < kSubTiles; ++t) {
-      uint32_t p[kHeadTiles][2];  // P^T, [token, head] fragments
+      uint32_t p[kUsed][2];  // P^T, [token, head] fragments
 #pragma unroll
-      for (int h = 0; h < kHeadTiles; ++h) {
+      for (int h = 0; h < kUsed; ++h) {
         p[h][0] = transpose_8x8(pack_2<T>(s[t][h][0], s[t][h][1]));
         p[h][1] = transpose_8x8(pack_2<T>(s[t][h][2], s[t][h][3]));
       }
@@ -284,7 +302,7 @@ struct WarpSoftmax {
         const int row = t * 16 + (lane & 7) + (lane >> 4) * 8;
         ldmatrix_x4_trans(v, stage + Tile::kMatrixBytes + Tile::offset(row, 2 * d + (lane >> 3 & 1)));
 #pragma unroll
-        for (int h = 0; h < kHeadTiles; ++h) mma_16x8x16<T>(o[d][h], v, p[h]);
+        for (int h = 0; h < kUsed; ++h) mma_16x8x16<T>(o[d][h], v, p[h]);
       }
     }
   }

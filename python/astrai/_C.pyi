@@ -305,6 +305,8 @@ class Layout(metaclass=_Pybind11Type):
     @property
     def n_rows(self) -> int: ...
     @property
+    def n_decode(self) -> int: ...
+    @property
     def total_q(self) -> int: ...
     @property
     def max_len(self) -> int: ...
@@ -314,6 +316,10 @@ class Layout(metaclass=_Pybind11Type):
     def n_tiles(self) -> int: ...
     @property
     def n_splits(self) -> int: ...
+    @property
+    def n_units(self) -> int: ...
+    @property
+    def has_shared(self) -> bool: ...
     @property
     def n_int32(self) -> int: ...  # used length of the staging buffer
     @property
@@ -329,7 +335,7 @@ class BatchPlan(metaclass=_Pybind11Type):
         self, pool: PagePool, max_total_q: int, max_batch_size: int, split_len: int = 512
     ) -> None: ...
     @staticmethod
-    def staging_size(max_total_q: int, max_batch_size: int) -> int: ...
+    def staging_size(max_total_q: int, max_batch_size: int, max_splits: int) -> int: ...
     def build(
         self,
         req_indices: _Ints,
@@ -339,6 +345,8 @@ class BatchPlan(metaclass=_Pybind11Type):
         staging: Buffer,
         q_tile_rows: int = 64,
         pad_to: int | None = None,
+        n_decode: int | None = None,
+        stack_len: int = 1,
     ) -> Layout: ...
 
 # ---- tensors: a torch tensor, or for CPU operations an array with a buffer (tensor_view.h)
@@ -376,8 +384,14 @@ def attn_paged_decode(
     soft_cap: float = 0.0,
     window: int = 0,
     split_len: int = 512,
+    members: Tensor | None = None,
+    n_units: Tensor | None = None,
+    units: Tensor | None = None,
+    stack_len: int = 1,
+    is_plan_settled: bool = False,
     stream: int | None = None,
 ) -> None: ...
+def decode_stack_len(n_heads: int, n_kv_heads: int, head_dim: int) -> int: ...
 def attn_paged_prefill(
     q: Tensor,
     k_cache: Tensor,

@@ -14,9 +14,14 @@ namespace astrai {
 constexpr int kDecodeTileTokens = 128;
 constexpr int kMaxDecodeSplitLen = 512;
 
+// Query rows of one KV head that a thread block attends together: at head_dim 256 a thread has no registers for more.
+constexpr int decode_stack_rows(int head_dim) { return head_dim > 128 ? 8 : 16; }
+// Requests that share slots whose query rows fit into those: what BatchPlan takes as stack_len. At least 1.
+int decode_stack_len(int n_heads, int n_kv_heads, int head_dim);
+
 // The KV of a request is cut into splits of split_len tokens from its start. A split is attended by one thread block per
 // KV head; the splits of a request are merged in their order (Dao et al., Flash-Decoding, 2023). So a row of out depends
-// on its request alone, to the bit: not on the batch, the slots or the device's size.
+// on its request alone, to the bit: not on the batch, the slots, the plan or the device's size.
 struct PagedDecodeCall {
   TensorView q;                 // [B, H, D] bfloat16/float16, RoPE applied; rows start on 16 bytes, other strides free
   TensorView k_cache, v_cache;  // [n_slots, H_kv, D] of q's dtype; rows start on 16 bytes; H a multiple of H_kv
@@ -24,16 +29,26 @@ struct PagedDecodeCall {
   TensorView req_pool_indices;  // [B] int32: row of req_to_token
   TensorView kv_indptr;         // [B + 1] int32 prefix sum of the KV lengths, this step's token included
   TensorView split_indptr;      // [B + 1] int32 prefix sum of max(1, ceil(KV length / split_len))
-  TensorView o_part;            // [max_splits, H, D] float32 workspace, contiguous; max_splits >= split_indptr[B]
+  TensorView o_part;            // [max_splits, H, D] float32 workspace, contiguous; max_splits >= split_indptr[B]. Four
+                                // times as many let a few splits spread over more thread blocks
   TensorView ml_part;           // [max_splits, H, 2] float32 workspace: largest logit (base 2), sum of weights
   TensorView out;               // [B, H, D] of q's dtype
   std::optional<TensorView> new_k, new_v;  // [B, H_kv, D] this step's keys and values, both or neither: used for each
                                            // request's last position and written to its slot (a negative one: not)
   std::optional<TensorView> lse;           // [B, H] float32 out: natural log of the sum of exp(logit); -inf without KV
+  // A plan of the work (decode_runs.h), in which requests that share slots share it: all three or none. Without, the units
+  // are the requests' splits, found on the way. Not used with a window.
+  std::optional<TensorView> members;       // [B, 4] int32, DecodeMember
+  std::optional<TensorView> n_units;       // [1] int32
+  std::optional<TensorView> units;         // [at least n_units, 2] int32, DecodeUnit
   float sm_scale = 1;                      // usually D ** -0.5
   float soft_cap = 0;                     // > 0: logits become cap * tanh(logit / cap)
   int64_t window = 0;                      // > 0: only the last `window` positions are seen
   int64_t split_len = 512;
+  int64_t stack_len = 1;                   // that units were made for; at most decode_stack_len()
+  // The index arrays and the table were complete before the kernel ahead of this call on the stream began, or the host wrote
+  // them: they are read, and the first slots fetched towards the L2 cache, while that kernel still runs.
+  bool is_plan_settled = false;
 };
 
 // Query head h reads KV head h / (H / H_kv). Sums are float32. A request without KV gives zeros. Slots of the visible
@@ -52,6 +67,9 @@ struct PagedDecodeArgs {
   const int32_t* req_pool_indices;    // [batch]
   const int32_t* kv_indptr;           // [batch + 1]
   const int32_t* split_indptr;        // [batch + 1]
+  const int32_t* members;             // [batch, 4]; it and the next two are null without a plan
+  const int32_t* n_units;             // [1]
+  const int32_t* units;               // [max_units, 2]
   float* o_part;                      // [max_splits, n_heads, head_dim] weighted sums of values, relative to the maximum
   float* ml_part;                     // [max_splits, n_heads, 2] maximum of the logits in log2 units, sum of weights
   int64_t table_stride, n_slots;
@@ -63,6 +81,9 @@ struct PagedDecodeArgs {
   int group;                          // query heads of one KV head
   int window;                         // visible positions; INT32_MAX without a window
   int split_len, max_splits;
+  int stack_len;                      // 1 without a plan
+  int max_units;
+  bool is_plan_settled;
   float scale_log2;                   // sm_scale * log2(e); with a cap: sm_scale / soft_cap
   float cap_log2;                     // soft_cap * log2(e); 0 without a cap
 };

@@ -98,6 +98,8 @@ class PagePool {
   int64_t n_slots(int32_t req_idx) const;
   Int32Span row_tokens(int32_t req_idx) const;    // prompt, then appended tokens, the pending ones last
   Int32Span row_pages(int32_t req_idx) const;     // by position; empty when contiguous
+  // How many leading pages are the tree's own: a row that has the same page at the same place has the same ones before it.
+  int64_t n_tree_pages(int32_t req_idx) const;
   const int32_t* row_slots(int32_t req_idx) const;  // [n_slots] token slot of each position
   int32_t* table() { return table_.table(); }     // [max_batch_size, max_seq_len]
   // Spans written since the last call (paged only; the contiguous table never changes). The first call starts from a table
@@ -118,6 +120,7 @@ class PagePool {
     int64_t n_pending = 0;        // the last of them, whose id is kPendingId
     std::vector<int32_t> pages;   // page of positions [i * page_size, (i + 1) * page_size)
     int64_t n_recorded = 0;       // leading pages whose ids the tree knows
+    int64_t n_tree_pages = 0;     // of those, the ones before the first duplicate of a page of the tree
     int32_t held_node = -1;       // where the row's path in the tree ends, -1 without a tree
     std::string namespace_name;
   };

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["N_GRAPH_KINDS", "DecodeRunner", "graph_sizes", "padded_rows"]
 
-N_GRAPH_KINDS = 3  # of one size: two ways to draw, and up to the logits
+N_GRAPH_KINDS = 6  # of one size: two ways to draw, and up to the logits; of each, with shared slots
 
 
 def padded_rows(n_rows: int, max_rows: int) -> int:
@@ -59,7 +59,7 @@ class DecodeRunner:
         self._draw_words = last_ids.new_empty(RowDraw.n_words(max_rows))
         self._logits_shape, self._dtype = (max_rows, vocab_size), dtype
         self._logits: Tensor | None = None  # made when a step first has to be drawn outside
-        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
     @property
@@ -102,7 +102,7 @@ class DecodeRunner:
         if not self._enable_cuda_graph:
             function()
             return
-        key = (len(step.batch.position_ids), kind)
+        key = (len(step.batch.position_ids), step.batch.kv_cache.decode_stack_len, kind)
         known = self._graphs.get(key)
         if known is not None:
             known.replay()

@@ -44,6 +44,12 @@ class KVCache:
     decode_ml_part: Tensor | None = field(repr=False)
     decode_out: Tensor | None = field(repr=False)
     decode_split_indptr: Tensor | None = None  # [n_decode + 1] prefix sum of KV splits
+    # The decode kernel's work, which requests that share slots share (astrai/decode_runs.h):
+    # [n_decode, 4], [1] and [n_units, 2]; None when less than two requests decode.
+    decode_members: Tensor | None = None
+    decode_n_units: Tensor | None = None
+    decode_units: Tensor | None = None
+    decode_stack_len: int = 1  # requests whose rows are attended together where they share slots
     n_decode: int = 0  # requests, the first ones, with one new token for the decode kernel
     q_tile_rows: int | None = None  # query rows of a tile; None: what the prefill kernel asks for
     # Positions [i * page_size, (i + 1) * page_size) of a request lie in one page of the pool: slots

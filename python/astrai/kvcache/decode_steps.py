@@ -1,9 +1,10 @@
 """Decode steps of a pool whose index arrays lie at fixed addresses, as captured graphs need them.
 
-    device words, n rows:  | plan of n rows | n_extra * n words of the caller | table update |
+    device words, n rows:  | n_extra * n words of the caller | plan of n rows | table update |
 
-The offsets depend on n alone. Every step of n rows overwrites them by one copy; the device works
-through steps in order, so a step has been computed before the next one's copy.
+Where the tensors of a step begin depends on n alone. The plan ends with the list of units, as long
+as the step needs it, and the update follows. Every step of n rows overwrites the words by one copy;
+the device works through steps in order, so a step has been computed before the next one's copy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from astrai import _C
 
 from .cache import StepBatch
+from .pool import max_decode_splits
 from .table import int32_view
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ _ALIGNMENT = 4  # int32 words: 16 bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedStep:
-    """The device's side of the steps of n rows."""
+    """The device's side of the steps of n rows, of those whose requests share slots or of the
+    others: `decode_stack_len` of the cache says which. They run other kernels."""
 
     batch: StepBatch  # n rows, padding included; its input_ids are -1 where ids are drawn
     extra: Tensor  # int32 [n_extra * n]
@@ -54,32 +57,35 @@ class DecodeSteps:
         """n_extra: int32 words that the caller sends along for each row."""
         self._pool = pool
         self._n_extra = n_extra
-        self._fixed: dict[int, FixedStep] = {}
+        self._fixed: dict[tuple[int, bool], FixedStep] = {}
         most = pool.host.max_batch_size
-        n_words = _plan_words(most) + n_extra * most + _ROOM_FOR_UPDATE
+        n_words = self._extra_words(most) + self._plan_words(most) + _ROOM_FOR_UPDATE
         self._words = torch.empty(n_words, dtype=torch.int32, device=pool.device)
 
     def stage(self, req_indices: Sequence[int], starts: Sequence[int], n_rows: int) -> StagedStep:
         """Plan one new token of each request, position starts[i], padded to n_rows rows."""
         pool = self._pool
-        n_plan = _plan_words(n_rows)
-        n_fixed = n_plan + self._n_extra * n_rows
-        words = torch.empty(n_fixed + _ROOM_FOR_UPDATE, dtype=torch.int32, pin_memory=True)
+        n_extra, n_plan = self._extra_words(n_rows), self._plan_words(n_rows)
+        n_words = n_extra + n_plan + _ROOM_FOR_UPDATE
+        words = torch.empty(n_words, dtype=torch.int32, pin_memory=True)
         layout = pool.plan.build(
             req_indices,
             starts,
             [1] * len(req_indices),
-            staging=int32_view(words[:n_plan]),
+            staging=int32_view(words[n_extra : n_extra + n_plan]),
             pad_to=n_rows,
+            stack_len=pool.stack_len,
         )
+        end = n_extra + layout.n_int32
         n_update = pool.table.n_update_int32(layout.dirty_spans)
         if n_update > _ROOM_FOR_UPDATE:
             pool.send_update(layout.dirty_spans)
             n_update = 0
         elif n_update:
-            pool.table.write_update(layout.dirty_spans, words[n_fixed : n_fixed + n_update])
+            pool.table.write_update(layout.dirty_spans, words[end : end + n_update])
         fixed = self._fixed_step(layout, n_rows)
-        return StagedStep(fixed, words[n_plan:n_fixed], words[: n_fixed + n_update], n_update)
+        extra = words[: self._n_extra * n_rows]
+        return StagedStep(fixed, extra, words[: end + n_update], n_update)
 
     def send(self, staged: StagedStep) -> None:
         """Bring a staged step to its place on the device, and the table up to date with it."""
@@ -89,17 +95,22 @@ class DecodeSteps:
             self._pool.table.apply_update(self._words[n - staged.n_update : n])
 
     def _fixed_step(self, layout: _C.Layout, n_rows: int) -> FixedStep:
-        fixed = self._fixed.get(n_rows)
+        key = (n_rows, layout.has_shared)
+        fixed = self._fixed.get(key)
         if fixed is None:
-            n_plan = _plan_words(n_rows)
+            n_extra = self._extra_words(n_rows)
+            plan = self._words[n_extra : n_extra + self._plan_words(n_rows)]
             fixed = FixedStep(
-                self._pool.batch_of(layout, self._words[:n_plan], n_rows, host_lens=None),
-                self._words[n_plan : n_plan + self._n_extra * n_rows],
+                self._pool.batch_of(layout, plan, host_lens=None),
+                self._words[: self._n_extra * n_rows],
             )
-            self._fixed[n_rows] = fixed
+            self._fixed[key] = fixed
         return fixed
 
+    def _extra_words(self, n_rows: int) -> int:
+        return -(-self._n_extra * n_rows // _ALIGNMENT) * _ALIGNMENT
 
-def _plan_words(n_rows: int) -> int:
-    size = _C.BatchPlan.staging_size(n_rows, n_rows)
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    def _plan_words(self, n_rows: int) -> int:
+        """Room for the plan, whatever the requests' lengths. Pairs of words: units end it."""
+        max_splits = max_decode_splits(n_rows, self._pool.host.max_seq_len)
+        return _C.BatchPlan.staging_size(n_rows, n_rows, max_splits)

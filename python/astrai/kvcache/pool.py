@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_SPLIT_LEN = 512  # KV tokens per decode split: a function of kv_len alone keeps rows independent
+_SPLIT_LEN = 512  # KV tokens per decode split: fixed, so that a row depends on its request alone
+_SPREAD_SPLITS = 512  # more of them fill any device unshared
 _INT32_MAX = 2**31 - 1
 _Workspace = tuple["Tensor | None", "Tensor | None", "Tensor | None"]
 
@@ -69,6 +70,7 @@ class PagePool:
         self.table = RequestTable(self.host, self.device)
         max_total_q = max_batch_size * max_seq_len
         self.plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
+        self.stack_len = _C.decode_stack_len(n_heads or n_kv_heads, n_kv_heads, head_dim)
         self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
         self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
 
@@ -142,10 +144,8 @@ class PagePool:
         the table entries that changed. Raises ValueError naming a request whose tokens or slots do
         not exist, or that decodes more than one token.
         """
-        if n_decode is None:
-            n_decode = len(q_lens) if all(q_len == 1 for q_len in q_lens) else 0
-        _check_decoding(req_indices, q_lens, n_decode)
-        capacity = self.plan.staging_size(sum(q_lens), len(q_lens))
+        max_splits = sum(starts) // _SPLIT_LEN + len(starts)
+        capacity = self.plan.staging_size(sum(q_lens), len(q_lens), max_splits)
         staging = torch.empty(capacity, dtype=torch.int32, pin_memory=self._is_pinned)
         layout = self.plan.build(
             req_indices,
@@ -153,10 +153,12 @@ class PagePool:
             q_lens,
             staging=int32_view(staging),
             q_tile_rows=self._q_tile_rows,
+            n_decode=n_decode,
+            stack_len=self.stack_len,
         )
         words = self._to_device(staging[: layout.n_int32], layout.dirty_spans)
         seq_lens = tuple(start + n for start, n in zip(starts, q_lens, strict=True))
-        batch = self.batch_of(layout, words, n_decode, (seq_lens, tuple(q_lens)))
+        batch = self.batch_of(layout, words, (seq_lens, tuple(q_lens)))
         return replace(
             batch,
             input_ids=batch.input_ids.to(torch.int64),
@@ -168,13 +170,12 @@ class PagePool:
         self,
         layout: _C.Layout,
         words: Tensor,
-        n_decode: int,
         host_lens: tuple[tuple[int, ...], tuple[int, ...]] | None,
     ) -> StepBatch:
         """The step whose plan lies in words, int32 on the pool's device; its tensors are views.
 
-        n_decode: as in `plan_step`. host_lens: seq_lens and q_lens; None for words that later steps
-        of this layout overwrite.
+        decode_units, the last of them, takes all of words that is left. host_lens: seq_lens and
+        q_lens; None for words that later steps of this layout overwrite.
         """
         sections = layout.sections
 
@@ -182,7 +183,8 @@ class PagePool:
             offset, length = sections[name]
             return words[offset : offset + length]
 
-        is_decode = n_decode == layout.n_rows
+        n_decode = layout.n_decode
+        is_decode, is_planned = n_decode == layout.n_rows, n_decode > 1
         decode_o_part, decode_ml_part, decode_out = self._decode_workspace
         seq_lens_cpu, q_lens_cpu = (None, None) if host_lens is None else host_lens
         kv_cache = KVCache(
@@ -195,13 +197,16 @@ class PagePool:
             max_len=layout.max_len,
             kv_indptr=section("kv_indptr"),
             qo_indptr=section("qo_indptr"),
-            # A decoding request has one tile, which the prefill kernel does not get.
-            q_tile_to_batch=None if is_decode else section("q_tile_to_batch")[n_decode:],
-            q_tile_to_index=None if is_decode else section("q_tile_to_index")[n_decode:],
+            q_tile_to_batch=None if is_decode else section("q_tile_to_batch"),
+            q_tile_to_index=None if is_decode else section("q_tile_to_index"),
             decode_o_part=decode_o_part,
             decode_ml_part=decode_ml_part,
             decode_out=decode_out,
-            decode_split_indptr=section("decode_split_indptr")[: n_decode + 1],
+            decode_split_indptr=section("decode_split_indptr"),
+            decode_members=section("decode_members").view(-1, 4) if is_planned else None,
+            decode_n_units=section("decode_n_units") if is_planned else None,
+            decode_units=words[sections["decode_units"][0] :].view(-1, 2) if is_planned else None,
+            decode_stack_len=self.stack_len if layout.has_shared else 1,
             n_decode=n_decode,
             q_tile_rows=self._q_tile_rows,
             page_size=self._page_size,
@@ -269,30 +274,18 @@ class PagePool:
 
 
 def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | None = None) -> int:
-    """Most KV splits that the requests of one step can have: rows of the decode workspace, each of
-    n_heads * (head_dim + 2) float32.
+    """Rows of the decode workspace, each of n_heads * (head_dim + 2) float32: one for each KV split
+    that the requests of a step can have, and up to four where these are few, for a split that
+    thread blocks share.
 
     n_tokens: slots of a pool in which no two requests share any; None when they may, and then
     every request can have max_seq_len tokens whatever the pool's size.
     """
     n_splits = max_batch_size * -(-max_seq_len // _SPLIT_LEN)
-    if n_tokens is None:
-        return n_splits
-    # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
-    return min(n_splits, n_tokens // _SPLIT_LEN + max_batch_size)
-
-
-def _check_decoding(req_indices: Sequence[int], q_lens: Sequence[int], n_decode: int) -> None:
-    if not 0 <= n_decode <= len(q_lens):
-        raise ValueError(
-            f"plan_step: n_decode is {n_decode}; 0 to the {len(q_lens)} requests are accepted"
-        )
-    for req_idx, q_len in zip(req_indices, q_lens[:n_decode], strict=False):
-        if q_len != 1:
-            raise ValueError(
-                f"plan_step: request {req_idx} is among the first n_decode {n_decode} and has "
-                f"{q_len} new tokens; a decoding request has one. Put it behind them"
-            )
+    if n_tokens is not None:
+        # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
+        n_splits = min(n_splits, n_tokens // _SPLIT_LEN + max_batch_size)
+    return max(n_splits, min(4 * n_splits, _SPREAD_SPLITS))
 
 
 def _q_tile_rows(

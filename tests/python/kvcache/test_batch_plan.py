@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +39,9 @@ def prefix_sum(lengths: list[int]) -> list[int]:
 
 
 def naive_sections(
-    pool: PagePool, step: Step, q_tile_rows: int, split_len: int, n_padding: int
+    pool: PagePool, step: Step, n_decode: int, q_tile_rows: int, split_len: int, n_padding: int
 ) -> dict[str, list[int]]:
+    """All sections but those of the units. Padding rows decode when all of the step's rows do."""
     table = table_of(pool)
     ids, positions, slots, tiles = [], [], [], []
     seq_lens = [start + q_len for start, q_len in zip(step.starts, step.q_lens, strict=True)]
@@ -49,16 +51,17 @@ def naive_sections(
         slots += table[req_idx, start:seq_len].tolist()
     q_lens = step.q_lens + [1] * n_padding
     seq_lens += [1] * n_padding
-    for row, q_len in enumerate(q_lens):
+    if n_decode == len(step.q_lens):
+        n_decode += n_padding
+    for row, q_len in enumerate(q_lens[n_decode:], n_decode):
         tiles += [(row, tile) for tile in range(-(-q_len // q_tile_rows))]
     n_cached = [seq_len - q_len for seq_len, q_len in zip(seq_lens, q_lens, strict=True)]
 
-    def order(tile: tuple[int, int]) -> int:  # rows of one token first, then fewest visible keys
+    def n_keys(tile: tuple[int, int]) -> int:  # that the tile's last row sees
         row, index = tile
-        q_len = q_lens[row]
-        return 0 if q_len == 1 else n_cached[row] + min((index + 1) * q_tile_rows, q_len)
+        return n_cached[row] + min((index + 1) * q_tile_rows, q_lens[row])
 
-    tiles.sort(key=order)
+    tiles.sort(key=n_keys)
     return {
         "token_ids": ids + [0] * n_padding,
         "position_ids": positions + [0] * n_padding,
@@ -70,8 +73,59 @@ def naive_sections(
         "logits_indices": [end - 1 for end in prefix_sum(q_lens)[1:]],
         "q_tile_to_batch": [row for row, _ in tiles],
         "q_tile_to_index": [tile for _, tile in tiles],
-        "decode_split_indptr": prefix_sum([-(-seq_len // split_len) for seq_len in seq_lens]),
+        "decode_split_indptr": prefix_sum([-(-n // split_len) for n in seq_lens[:n_decode]]),
     }
+
+
+def naive_units(
+    pool: PagePool, step: Step, n_decode: int, split_len: int, n_padding: int
+) -> list[tuple[int, frozenset[int]]]:
+    """(split, requests that have the same slots up to its end) for every split, each once."""
+    table = table_of(pool)
+    rows_of: dict[tuple[int, ...], set[int]] = {}
+    for row in range(n_decode):
+        req_idx, n_written = step.req_indices[row], step.starts[row]
+        for split in range(n_written // split_len + 1):
+            slots = tuple(table[req_idx, : (split + 1) * split_len].tolist())
+            is_whole = (split + 1) * split_len <= n_written
+            key = (split, *slots) if is_whole else (split, -1, row)
+            rows_of.setdefault(key, set()).add(row)
+    units = [(key[0], frozenset(rows)) for key, rows in rows_of.items()]
+    if n_decode == len(step.q_lens):
+        units += [(0, frozenset([n_decode + i])) for i in range(n_padding)]
+    return sorted(units, key=lambda unit: (unit[0], sorted(unit[1])))
+
+
+def assert_units_are_right(
+    sections: dict[str, list[int]],
+    naive: list[tuple[int, frozenset[int]]],
+    req_indices: list[int],
+    stack_len: int,
+) -> None:
+    """Every split of every row once, and no more stacks than the naive units need."""
+    members = np.array(sections["decode_members"], np.int32).reshape(-1, 4)
+    rows = members[:, 0].tolist()
+    assert sorted(rows) == list(range(len(rows)))
+    assert members[:, 1].tolist() == [req_indices[row] for row in rows]
+    assert members[:, 2].tolist() == [sections["seq_lens"][row] for row in rows]
+    assert members[:, 3].tolist() == [sections["decode_split_indptr"][row] for row in rows]
+    units = np.array(sections["decode_units"], np.int32).reshape(-1, 2).tolist()
+    assert sections["decode_n_units"] == [len(units)]
+    sharers = {(split, row): rows for split, rows in naive for row in rows}
+    seen: list[tuple[int, int]] = []
+    n_stacks: Counter[tuple[int, frozenset[int]]] = Counter()
+    for first, word in units:
+        split, n = divmod(word, 256)
+        stack = rows[first : first + n]
+        assert 1 <= n <= stack_len
+        assert set(stack) <= sharers[split, stack[0]]
+        n_stacks[split, sharers[split, stack[0]]] += 1
+        seen += [(split, row) for row in stack]
+    assert sorted(seen) == sorted(sharers)
+    assert n_stacks == {unit: -(-len(unit[1]) // stack_len) for unit in naive}
+
+
+UNIT_SECTIONS = ("decode_members", "decode_n_units", "decode_units")
 
 
 def sections_of(layout: Layout, staging: Int32Array) -> dict[str, list[int]]:
@@ -82,7 +136,8 @@ def sections_of(layout: Layout, staging: Int32Array) -> dict[str, list[int]]:
 
 
 def staging_for(total_q: int, n_rows: int) -> Int32Array:
-    return np.full(BatchPlan.staging_size(total_q, n_rows), UNTOUCHED, np.int32)
+    size = BatchPlan.staging_size(total_q, n_rows, n_rows * MAX_SEQ_LEN)
+    return np.full(size, UNTOUCHED, np.int32)
 
 
 pools = st.builds(
@@ -95,9 +150,13 @@ pools = st.builds(
 
 
 @st.composite
-def steps(draw: st.DrawFn, pool: PagePool) -> Step:
-    """Admits random prompts, grows them, and cuts a random range out of some."""
+def steps(draw: st.DrawFn, pool: PagePool) -> tuple[Step, int]:
+    """Admits random prompts, grows them, and cuts a random range out of some.
+
+    Returns the rows and how many of them decode: leading ones of one token each.
+    """
     step = Step()
+    only_last = draw(st.booleans())
     for _ in range(draw(st.integers(1, pool.max_batch_size))):
         # Few distinct ids, so that prompts share prefixes.
         prompt = draw(st.lists(st.integers(0, 1), min_size=1, max_size=MAX_SEQ_LEN - 4))
@@ -115,20 +174,22 @@ def steps(draw: st.DrawFn, pool: PagePool) -> Step:
         if not draw(st.integers(0, 3)):
             pool.release(req_idx)
         elif draw(st.integers(0, 3)):
-            start = draw(st.integers(0, n_known - 1))
+            start = n_known - 1 if only_last else draw(st.integers(0, n_known - 1))
             step.req_indices.append(req_idx)
             step.starts.append(start)
             step.q_lens.append(draw(st.integers(1, n_known - start)))
-    return step
+    n_leading = next((i for i, q_len in enumerate(step.q_lens) if q_len > 1), len(step.q_lens))
+    return step, draw(st.integers(0, n_leading))
 
 
 @given(data=st.data())
 def test_every_section_equals_the_naive_model(data: st.DataObject) -> None:
     pool = data.draw(pools)
-    step = data.draw(steps(pool))
+    step, n_decode = data.draw(steps(pool))
     n_padding = data.draw(st.integers(0 if step.req_indices else 1, 3))
     q_tile_rows = data.draw(st.sampled_from([1, 2, 3, 64]))
-    split_len = data.draw(st.sampled_from([1, 5, 512]))
+    split_len = data.draw(st.sampled_from([1, 2, 4, 5, 8, 512]))
+    stack_len = data.draw(st.sampled_from([1, 2, 16]))
     n_rows, total_q = len(step.req_indices) + n_padding, sum(step.q_lens) + n_padding
     staging = staging_for(total_q, n_rows)
     plan = BatchPlan(pool, total_q, n_rows, split_len)
@@ -140,11 +201,18 @@ def test_every_section_equals_the_naive_model(data: st.DataObject) -> None:
         staging=staging,
         q_tile_rows=q_tile_rows,
         pad_to=n_rows if n_padding else None,
+        n_decode=n_decode,
+        stack_len=stack_len,
     )
 
-    expected = naive_sections(pool, step, q_tile_rows, split_len, n_padding)
-    assert sections_of(layout, staging) == expected
+    expected = naive_sections(pool, step, n_decode, q_tile_rows, split_len, n_padding)
+    sections = sections_of(layout, staging)
+    units = naive_units(pool, step, n_decode, split_len, n_padding)
+    assert_units_are_right(sections, units, expected["req_pool_indices"], stack_len)
+    assert layout.has_shared == any(len(rows) > 1 for _, rows in units)
+    assert {name: sections[name] for name in sections if name not in UNIT_SECTIONS} == expected
     assert (layout.n_rows, layout.total_q) == (n_rows, total_q)
+    assert layout.n_decode == len(expected["decode_split_indptr"]) - 1
     assert layout.max_len == max(expected["seq_lens"])
     assert layout.max_q_len == max([*step.q_lens, *([1] * n_padding)])
     assert layout.n_tiles == len(expected["q_tile_to_batch"])
@@ -155,6 +223,55 @@ def test_every_section_equals_the_naive_model(data: st.DataObject) -> None:
     assert all(end <= begin for end, (begin, _) in zip(ends, places[1:], strict=False))
     assert layout.n_int32 == ends[-1] <= len(staging)
     assert (staging[layout.n_int32 :] == UNTOUCHED).all()
+
+
+@given(
+    prefix_lens=st.lists(st.integers(0, 12), min_size=2, max_size=8),
+    n_own=st.integers(1, 6),
+    page_size=st.sampled_from([2, 3, 4, 8]),
+    split_len=st.sampled_from([4, 6, 8]),
+)
+def test_requests_that_branch_off_a_cached_prompt_share_its_splits(
+    prefix_lens: list[int], n_own: int, page_size: int, split_len: int
+) -> None:
+    """Request i has prefix_lens[i] tokens of a common text, then its own."""
+    n = len(prefix_lens)
+    pool = PagePool(n, MAX_SEQ_LEN, page_size, n * MAX_SEQ_LEN)
+    step = Step()
+    for i, prefix_len in enumerate(prefix_lens):
+        prompt = [1] * prefix_len + [100 + i] * n_own
+        admission = pool.admit(prompt)
+        assert admission is not None
+        pool.commit(admission.req_idx, len(prompt) - 1)
+        step.req_indices.append(admission.req_idx)
+        step.starts.append(len(prompt) - 1)
+        step.q_lens.append(1)
+    staging = staging_for(n, n)
+
+    layout = BatchPlan(pool, n, n, split_len).build(
+        step.req_indices, step.starts, step.q_lens, staging=staging, stack_len=3
+    )
+
+    units = naive_units(pool, step, n, split_len, 0)
+    assert_units_are_right(sections_of(layout, staging), units, step.req_indices, 3)
+
+
+def test_long_requests_start_first() -> None:
+    pool = PagePool(3, MAX_SEQ_LEN)
+    for n_tokens in (4, 20, 9):
+        pool.admit([n_tokens] * n_tokens)
+    staging = staging_for(3, 3)
+
+    layout = BatchPlan(pool, 3, 3, 4).build([0, 1, 2], [3, 19, 8], [1, 1, 1], staging=staging)
+
+    units = np.array(sections_of(layout, staging)["decode_units"]).reshape(-1, 2)
+    assert units[:, 0].tolist() == [1] * 5 + [2] * 3 + [0]
+    assert (units[:, 1] // 256).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0]
+
+
+def test_a_row_that_decodes_several_tokens_is_refused(pool: PagePool) -> None:
+    with pytest.raises(ValueError, match=r"row 1 \(request 0\) is among the first n_decode 2"):
+        BatchPlan(pool, 8, 4).build([1, 0], [1, 0], [1, 5], staging=staging_for(8, 4), n_decode=2)
 
 
 @given(data=st.data())
@@ -239,7 +356,7 @@ def test_rows_may_be_lists_or_buffers(pool: PagePool, kind: str) -> None:
 
 
 def test_staging_may_be_a_ctypes_array(pool: PagePool) -> None:
-    staging = (ctypes.c_int32 * BatchPlan.staging_size(8, 4))()
+    staging = (ctypes.c_int32 * BatchPlan.staging_size(8, 4, 4))()
     layout = BatchPlan(pool, 8, 4).build([0], [4], [1], staging=staging)
     assert staging[layout.sections["token_ids"][0]] == 14
 
@@ -259,6 +376,9 @@ def test_staging_may_be_a_ctypes_array(pool: PagePool) -> None:
         (([0], [0], [1]), {"pad_to": 5}, "the step has 5 rows; 1 to max_batch_size 4"),
         (([0, 1], [0, 0], [1, 1]), {"pad_to": 1}, "pad_to is 1 but there are 2 rows"),
         (([0], [0], [1]), {"q_tile_rows": 0}, "q_tile_rows is 0"),
+        (([0], [0], [1]), {"n_decode": 2}, "n_decode is 2; 0 to the 1 rows"),
+        (([0], [0], [1]), {"n_decode": -1}, "n_decode is -1"),
+        (([0], [0], [1]), {"stack_len": 0}, "stack_len is 0; 1 to 255"),
         (([0], [2**40], [1]), {}, "does not fit 32 bits"),
     ],
 )

@@ -48,8 +48,8 @@ def prefix_sum(lens: list[int]) -> list[int]:
 
 
 def tile_order(starts, q_lens, row, tile):
-    """Rows of one token first, then the tiles that see fewest keys."""
-    return 0 if q_lens[row] == 1 else starts[row] + min((tile + 1) * 64, q_lens[row])
+    """The tiles that see fewest keys first."""
+    return starts[row] + min((tile + 1) * 64, q_lens[row])
 
 
 def assert_plan_is_right(pool, requests, starts, q_lens, n_decode=None):
@@ -210,8 +210,8 @@ def test_a_chunk_of_one_prompt_token_does_not_decode():
 @pytest.mark.parametrize(
     ("n_decode", "message"),
     [
-        (2, "request 1 is among the first n_decode 2 and has 6 new tokens"),
-        (3, "n_decode is 3; 0 to the 2 requests"),
+        (2, r"\(request 1\) is among the first n_decode 2 and has 6 new tokens"),
+        (3, "n_decode is 3; 0 to the 2 rows"),
         (-1, "n_decode is -1"),
     ],
 )
@@ -347,7 +347,8 @@ def test_the_workspace_holds_every_split_of_requests_that_share_slots():
     cache = pool.bind_tasks(rows, [1601] * 4)
 
     assert int(cache.decode_split_indptr[-1]) == 4 * 4
-    assert len(cache.decode_o_part) == len(cache.decode_ml_part) == 4 * 4
+    assert len(cache.decode_o_part) == len(cache.decode_ml_part) == max_decode_splits(4, 2048)
+    assert cache.decode_stack_len == _C.decode_stack_len(4, 2, 8)
     assert pool.bind_tasks(rows[:1], [1]).decode_o_part is cache.decode_o_part
 
 
@@ -363,8 +364,9 @@ def test_max_decode_splits_bounds_every_batch():
         assert n_splits(lens) <= max_decode_splits(max_batch_size, max_seq_len)
         n_tokens = sum(lens)
         assert n_splits(lens) <= max_decode_splits(max_batch_size, max_seq_len, n_tokens)
-    assert max_decode_splits(3, 1025) == n_splits([1025] * 3)
-    assert max_decode_splits(3, 5000, 1536) == 6
+    assert max_decode_splits(300, 1025) == n_splits([1025] * 300)
+    assert max_decode_splits(300, 5000, 512 * 700) == 700 + 300
+    assert max_decode_splits(2, 1024) == 4 * n_splits([1024] * 2)  # shared by four thread blocks
 
 
 def test_without_n_heads_there_is_no_workspace():

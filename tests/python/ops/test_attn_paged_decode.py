@@ -389,6 +389,11 @@ def test_float32_has_no_kernel() -> None:
 
 
 BF16 = torch.bfloat16
+PLAN = {
+    "members": torch.zeros(3, 4, dtype=torch.int32),
+    "n_units": torch.zeros(1, dtype=torch.int32),
+    "units": torch.zeros(3, 2, dtype=torch.int32),
+}
 
 
 @pytest.mark.parametrize(
@@ -407,6 +412,11 @@ BF16 = torch.bfloat16
         ({"req_to_token": torch.zeros(80, dtype=torch.int32)}, "req_to_token has shape"),
         ({"new_k": torch.zeros(3, 2, 64, dtype=BF16)}, "new_k and new_v go together"),
         ({"out_buf": torch.zeros(3, 4, 64, dtype=torch.float16)}, "out is float16"),
+        ({"stack_len": 2}, "stack_len is 2; 1 to 1 are accepted without units"),
+        ({"n_units": torch.zeros(1, dtype=torch.int32)}, "members, n_units and units go"),
+        (PLAN | {"stack_len": 9}, "stack_len is 9; 1 to 8 are accepted for these heads"),
+        (PLAN | {"members": torch.zeros(5, 4, dtype=torch.int32)}, "members has shape"),
+        (PLAN | {"units": torch.zeros(3, 2)}, "units is float32; accepted: int32"),
         ({"split_len": 100}, "split_len is 100; it must be a positive multiple of 128"),
         ({"split_len": 1024}, "split_len is 1024; .* up to 512"),
         ({"window": -1}, "window is -1"),

@@ -143,6 +143,12 @@ def _decode_rows(
         split_indptr=cache.decode_split_indptr,
         window=window,
         soft_cap=soft_cap,
+        members=cache.decode_members,
+        n_units=cache.decode_n_units,
+        units=cache.decode_units,
+        stack_len=cache.decode_stack_len,
+        # What a layer launches ahead of attention makes q, k and v; the plan is older.
+        is_plan_settled=cache.decode_split_indptr is not None,
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from astrai import _C
 
 SPLIT_LEN = 512  # KV tokens of one split, as `_C.BatchPlan` plans them
+SPREAD_SPLITS = 512  # a workspace of more is not enlarged to spread few splits
 
 
 def attn_paged_decode(
@@ -31,6 +32,11 @@ def attn_paged_decode(
     soft_cap: float | None = None,
     lse: Tensor | None = None,
     split_len: int = SPLIT_LEN,
+    members: Tensor | None = None,
+    n_units: Tensor | None = None,
+    units: Tensor | None = None,
+    stack_len: int = 1,
+    is_plan_settled: bool = False,
 ) -> Tensor:
     """Attend one new token per request over its paged KV, read in place.
 
@@ -44,11 +50,18 @@ def attn_paged_decode(
     The KV of a request is cut into splits of split_len (128, 256, 384 or 512) tokens.
     split_indptr: int32 [batch + 1], prefix sum of max(1, ceil(KV length / split_len)). o_part_buf,
     ml_part_buf: float32 workspace [n, n_heads, head_dim] and [n, n_heads, 2], n >= the number of
-    splits; the three are made when None. out_buf: [batch or more, n_heads, head_dim] like q.
+    splits, four times as many to spread a few splits over more multiprocessors; the three are made
+    when None. out_buf: [batch or more, n_heads, head_dim] like q.
     window: only the last `window` positions are seen. soft_cap: logits become
     soft_cap * tanh(logit / soft_cap). sm_scale: head_dim ** -0.5 when None. lse: float32
     [batch, n_heads], filled with the natural log of the sum of exp(logit). mask: not supported.
     is_causal: adds nothing, the token is the last.
+
+    members [batch, 4], n_units [1] and units [n, 2], int32: the work as `_C.BatchPlan` plans it, in
+    which requests that share slots share it, in stacks of stack_len requests, at most
+    `_C.decode_stack_len(...)`. Not used with a window. is_plan_settled: the index arrays and the
+    table were complete before the kernel ahead of this call on the stream began; they are read
+    while it runs.
 
     Returns out. A request without KV gives 0 with lse -inf. The bits of a row depend on its request
     alone. With every buffer given nothing is allocated and the call may be captured into a CUDA
@@ -69,6 +82,7 @@ def attn_paged_decode(
     if o_part_buf is None or ml_part_buf is None:
         # The lengths are on the device: room for every request to fill its row of the table.
         n_splits = batch * max(1, -(-req_to_token.shape[-1] // max(split_len, 1)))
+        n_splits = max(n_splits, min(4 * n_splits, SPREAD_SPLITS))
         o_part_buf = q.new_empty((n_splits, *q.shape[1:]), dtype=torch.float32)
         ml_part_buf = q.new_empty((n_splits, q.shape[1], 2), dtype=torch.float32)
     _C.attn_paged_decode(
@@ -89,6 +103,11 @@ def attn_paged_decode(
         soft_cap or 0.0,
         window or 0,
         split_len,
+        members,
+        n_units,
+        units,
+        stack_len,
+        is_plan_settled,
     )
     return out if out.shape[0] == batch else out[:batch]
 
