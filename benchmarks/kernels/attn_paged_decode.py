@@ -57,13 +57,13 @@ PEERS: dict[tuple[int, int], tuple[float, float, float]] = {
 NOTES = """Tried, and timed in one run beside the kernel before: a list of units, not a search,
 with a merge by one warp for a head from 2048 heads on (llama8b 64 x 1024 81 to 73 us, 256 x 1024
 293 to 278, smol 64 x 8192 124 to 109); spreading a split over thread blocks (smol 1 x 1024 8.5 to
-7.2, but llama8b 1 x 1024 12.0 to 14.6: only head_dim 64 and below does it). One sequence of 1024
-tokens of head_dim 128 is held back by two launches and by 16 thread blocks whose warps have two
-tiles each in flight: four waits for memory after each other. llama8b 64 x 8192 and `skewed` vary
-from run to run; the kernel before took 529 us and 147 us in that run, with a thread block for each
-head in the merge. qwen0.6b, with fewer heads than 2048, has that still and does not vary. Where the
-merge should change over was not measured again, and 256 x 32768 of head_dim 128 was left out, for
-want of time on the card."""
+7.2, but llama8b 1 x 1024 12.0 to 14.6: only head_dim 64 and below does it). By count, as no profile
+was taken, one sequence of 1024 tokens of head_dim 128 is held back by two launches and by 16 thread
+blocks whose warps have two tiles each in flight: four waits for memory after each other. llama8b
+64 x 8192 and `skewed` vary from run to run; the kernel before took 529 us and 147 us in that run,
+with a thread block for each head in the merge. qwen0.6b, with fewer heads than 2048, has that still
+and does not vary. Where the merge should change over was not measured again, and 256 x 32768 of
+head_dim 128 was left out, for want of time on the card."""
 
 
 class Inputs(NamedTuple):
