@@ -27,7 +27,7 @@ from astrai.engine.client import EngineClient, InProcessClient, capture_selectio
 from astrai.engine.errors import RequestError
 from astrai.engine.executor_choice import executor_for
 from astrai.engine.generation import PieceStream, RunningBatch, error_of
-from astrai.engine.kv_sizing import size_pool
+from astrai.engine.kv_sizing import auto_chunk, size_pool
 from astrai.engine.memory_ledger import MemoryLedger, StepLimits
 from astrai.engine.request import GenerationRequest
 from astrai.engine.router import AsyncEventRouter
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["InferenceEngine"]
-
-
-_AUTO_CHUNK = {False: 512, True: 2048}  # prompt tokens of a step on a CPU, on a GPU
 
 
 class InferenceEngine:
@@ -80,16 +77,16 @@ class InferenceEngine:
         for what memory allows). enable_cuda_graph: on a GPU, run each step of decoding requests as
         one captured graph. backend: attention for requests made outside an `attn_backend(...)`
         context. prefill_chunk: prompt tokens computed in one step, None or 0 without limit; "auto"
-        is 512 on a CPU and 2048 on a GPU. max_queue: requests that may wait beside the running
-        ones. end_ids: ids that end a text. grammar_limits: what a request's grammar may cost.
-        gpu_memory_utilization: share of a card's memory that may be in use, the pool included.
-        after_step: see `InferenceScheduler`.
+        is 512 on a CPU and 512 to 4096 on a GPU, less for larger models. max_queue: requests that
+        may wait beside the running ones. end_ids: ids that end a text. grammar_limits: what a
+        request's grammar may cost. gpu_memory_utilization: share of a card's memory that may be in
+        use, the pool included. after_step: see `InferenceScheduler`.
         Raises ValueError naming an option out of its range, NotEnoughMemoryError (a ValueError)
         for limits that the card cannot hold.
         """
         config = model.config
         if prefill_chunk == "auto":
-            prefill_chunk = _AUTO_CHUNK[model.device.type == "cuda"]
+            prefill_chunk = auto_chunk(model)
         check_integer("max_batch_size", max_batch_size, 1)
         check_integer("page_size", page_size, 1)
         check_integer("max_queue", max_queue, 0)

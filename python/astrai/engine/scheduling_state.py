@@ -199,10 +199,15 @@ class SchedulingState(Generic[T]):
         self._leaving.clear()
 
     def _refill(self) -> list[tuple[T, str]]:
-        """Admit from the head of the queue while there is room. FIFO: a head that does not fit
-        now keeps those behind it waiting, so that it cannot starve."""
+        """Admit from the head of the queue while there is room, and while the next step could
+        compute something of the prompt: one that came in earlier could not, and would miss the
+        pages that those before it write until then. FIFO: a head that does not fit now keeps those
+        behind it waiting, so that it cannot starve."""
         refused: list[tuple[T, str]] = []
+        n_uncomputed = sum([max(0, task.n_prefill - task.n_planned) for task in self.running])
         while self.waiting and self._has_new_room and self._pool.n_free_rows > 0:
+            if self._prefill_chunk is not None and n_uncomputed >= self._prefill_chunk:
+                break
             task = self.waiting[0]
             try:
                 admission = self._pool.admit(task.token_ids, task.namespace)
@@ -226,6 +231,7 @@ class SchedulingState(Generic[T]):
                 break
             self.waiting.popleft()
             self._activate(task, admission)
+            n_uncomputed += task.n_prefill - task.n_planned
         return refused
 
     def _leaves_headroom(self) -> bool:

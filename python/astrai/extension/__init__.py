@@ -15,6 +15,7 @@ from .backend import (
     attn_backend,
     current_selection,
     get_backend,
+    layer_kv,
     reads_written_kv,
     use_selection,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "attn_backend",
     "current_selection",
     "get_backend",
+    "layer_kv",
     "reads_written_kv",
     "use_selection",
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from astrai.extension import ops, reads_written_kv
+from astrai.extension import layer_kv, ops, reads_written_kv
 from astrai.models.layers import HeadNorms, Layers, Placed, PlaceHeads
 
 if TYPE_CHECKING:
@@ -66,13 +66,14 @@ class CudaLayers(Layers):
         def place(layer: HeadNorms, layer_id: int, qkv: torch.Tensor) -> Placed:
             n_turned = (qkv.shape[1] + n_heads) // 2  # q and k heads
             q = qkv[:, :n_heads]
+            k_cache, v_cache = layer_kv(cache, layer_id)
             ops.rotary_store_kv(
                 q,
                 qkv[:, n_heads:n_turned],
                 qkv[:, n_turned:],
                 table,
-                cache.k_buffer[layer_id],
-                cache.v_buffer[layer_id],
+                k_cache,
+                v_cache,
                 cache.out_cache_loc,
                 positions=position_ids,
                 q_norm=layer.q_norm,

@@ -83,7 +83,7 @@ class ServerSettings:
     prefill_chunk: int | None = _setting(
         None,
         ENGINE,
-        "prompt tokens computed in one step; left out: 512 on a CPU, 2048 on a GPU",
+        "prompt tokens computed in one step; left out: 512 on a CPU, up to 4096 on a GPU",
         minimum=1,
     )
     gpu_memory_utilization: float = _setting(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from astrai.engine.decode_runner import graph_sizes, padded_rows
+from astrai.engine.kv_sizing import auto_chunk
 from astrai.engine.memory_ledger import (
     NotEnoughMemoryError,
     StepLimits,
@@ -107,3 +108,15 @@ def test_the_lines_add_up_to_the_card() -> None:
 def test_rows_are_padded_to_the_next_size(n_rows: int, padded: int) -> None:
     assert padded_rows(n_rows, 50) == padded
     assert padded in graph_sizes(50)
+
+
+@pytest.mark.parametrize(
+    ("device", "n_weights", "chunk"),
+    [("cpu", 8e9, 512), ("cuda", 8.03e9, 1024), ("cuda", 0.6e9, 4096), ("cuda", 70e9, 512)],
+)
+def test_chunks_are_smaller_where_a_token_takes_longer(
+    device: str, n_weights: float, chunk: int
+) -> None:
+    weight = SimpleNamespace(numel=lambda: int(n_weights))
+    model: Any = SimpleNamespace(device=torch.device(device), parameters=lambda: [weight])
+    assert auto_chunk(model) == chunk

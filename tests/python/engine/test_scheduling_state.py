@@ -170,8 +170,19 @@ def test_a_completed_chunk_can_be_matched_before_its_prompt_is_done() -> None:
     simulator.step()
     follower = simulator.submit([5] * 30, n_wanted=1)
     simulator.run()
-    assert follower.n_cached == 8
+    assert follower.n_cached == 24  # it comes in beside the last chunk
     simulator.check_outputs()
+
+
+@pytest.mark.parametrize(("is_ahead", "n_computed"), [(False, 48), (True, 56)])
+def test_prompts_with_a_common_beginning_compute_it_once(is_ahead: bool, n_computed: int) -> None:
+    """All come at once; the first writes the beginning, and the others find it. Ahead, the second
+    one comes in before its last part is known to be written."""
+    simulator = Simulator(_C.PagePool(8, 64, 4, 512), 0, 8, is_ahead)
+    tasks = [simulator.submit([5] * 16 + [i, i, i, i], n_wanted=1) for i in range(8)]
+    simulator.run()
+    simulator.check_outputs()
+    assert sum(20 - task.n_cached for task in tasks) == n_computed
 
 
 def test_untrusted_pages_do_not_enter_the_prefix_tree() -> None:

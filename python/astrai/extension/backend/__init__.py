@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
+from .cache_io import layer_kv
 from .cuda import CudaBackend
 from .flash import FlashAttnBackend
 from .policy import attention
@@ -32,6 +33,7 @@ __all__ = [
     "attn_backend",
     "current_selection",
     "get_backend",
+    "layer_kv",
     "reads_written_kv",
     "use_selection",
 ]

@@ -24,6 +24,16 @@ def host_lens(kv_cache: KVCache) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return lens
 
 
+def layer_kv(kv_cache: KVCache, layer_id: int) -> tuple[Tensor, Tensor]:
+    """k_buffer[layer_id] and v_buffer[layer_id]; all layers are taken apart once per step."""
+    layers = kv_cache.scratch.get("layers")
+    if layers is None:
+        layers = list(zip(kv_cache.k_buffer.unbind(0), kv_cache.v_buffer.unbind(0), strict=True))
+        kv_cache.scratch["layers"] = layers
+    pair: tuple[Tensor, Tensor] = layers[layer_id]
+    return pair
+
+
 def write_kv(kv_cache: KVCache, layer_id: int, k: Tensor | None, v: Tensor | None) -> None:
     """Write k and v [total_q, n_kv_heads, head_dim] to slots out_cache_loc of one layer; None are
     there already."""

@@ -9,7 +9,7 @@ import torch
 from astrai.extension import ops
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
-from .cache_io import host_lens
+from .cache_io import host_lens, layer_kv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ class CudaBackend(AttentionBackend):
         if n == cache.req_pool_indices.shape[0]:
             return out
         q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
-        k_cache, v_cache = cache.k_buffer[layer_id], cache.v_buffer[layer_id]
+        k_cache, v_cache = layer_kv(cache, layer_id)
         if k is not None and v is not None:
             ops.store_kv(k[n:], v[n:], k_cache, v_cache, cache.out_cache_loc[n:])
         return ops.attn_paged_prefill(
@@ -126,14 +126,15 @@ def _decode_rows(
     out: Tensor | None,
 ) -> Tensor:
     """The first len(q) requests of the step, each with its one row of q, k and v."""
-    n = q.shape[0]
+    k_cache, v_cache = layer_kv(cache, layer_id)
+    req_pool_indices, kv_indptr = _decode_indices(cache, q.shape[0])
     return ops.attn_paged_decode(
         q,
-        cache.k_buffer[layer_id],
-        cache.v_buffer[layer_id],
+        k_cache,
+        v_cache,
         cache.req_to_token,
-        cache.req_pool_indices[:n],
-        cache.kv_indptr[: n + 1],
+        req_pool_indices,
+        kv_indptr,
         new_k=k,
         new_v=v,
         sm_scale=sm_scale,
@@ -150,6 +151,15 @@ def _decode_rows(
         # What a layer launches ahead of attention makes q, k and v; the plan is older.
         is_plan_settled=cache.decode_split_indptr is not None,
     )
+
+
+def _decode_indices(cache: KVCache, n: int) -> tuple[Tensor, Tensor]:
+    """req_pool_indices and kv_indptr of the first n requests, cut once per step."""
+    cut: tuple[Tensor, Tensor] | None = cache.scratch.get("cuda_decode_indices")
+    if cut is None or len(cut[0]) != n:
+        cut = (cache.req_pool_indices[:n], cache.kv_indptr[: n + 1])
+        cache.scratch["cuda_decode_indices"] = cut
+    return cut
 
 
 def query_tiles(cache: KVCache) -> tuple[Tensor, Tensor, int | None]:
