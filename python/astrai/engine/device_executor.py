@@ -182,11 +182,10 @@ class LaunchedRows:
         self._plan = plan
         self._words: Tensor | None = None
         self._tops: list[Tensor] | None = None
-        if out is None:
-            return
-        self._words = _to_host(out.words)
-        self._n_padded = len(out.token_ids)
-        if plan.n_top is not None and logits is not None:
+        if out is not None:
+            self._words = _to_host(out.words)
+            self._n_padded = len(out.token_ids)
+        if out is not None and plan.n_top is not None and logits is not None:
             most = max(n for n in plan.n_top if n is not None)
             n = plan.n_rows
             tops = top_logprobs(logits[:n], out.token_ids[:n], most)
@@ -195,9 +194,9 @@ class LaunchedRows:
         self._done.record()
 
     def result(self) -> SampledRows:
+        self._done.synchronize()
         if self._words is None:
             return SampledRows([], frozenset(), None)
-        self._done.synchronize()
         n = self._plan.n_rows
         token_ids: list[int] = self._words[:n].tolist()
         flags = self._words[self._n_padded :].view(torch.uint8)[:n]

@@ -217,7 +217,17 @@ class InferenceScheduler:
             with self._changed:
                 self._fault = fault
             error, reason = _DEAD, "error"
+        self._abandon()
         self._end_all(reason, error)
+
+    def _abandon(self) -> None:
+        """Wait until nothing is computed any more: the memory that it uses may go right after."""
+        step, self._in_flight = self._in_flight, None
+        for _, launched in [] if step is None else step.groups:
+            try:
+                launched.result()
+            except Exception:
+                _log.warning("the step in flight failed", exc_info=True)
 
     def _receive(self) -> bool:
         """Take in what other threads left; sleeps while there is nothing to do. False to stop."""

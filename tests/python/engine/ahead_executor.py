@@ -30,6 +30,8 @@ class LateStep:
 
     def result(self) -> SampledRows:
         assert self._executor.in_flight.popleft() is self
+        if self._executor.fault is not None:
+            raise self._executor.fault
         return self._rows
 
 
@@ -41,6 +43,7 @@ class AheadExecutor:
         self._last_ids = torch.full((pool.host.max_batch_size,), -1)
         self.in_flight: deque[LateStep] = deque()
         self.most_in_flight = 0
+        self.fault: Exception | None = None  # what the device meets in every step from now on
 
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LateStep:
         batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens, group.n_decode)

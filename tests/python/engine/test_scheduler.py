@@ -12,6 +12,7 @@ from toy_model import END_ID, Collector, ToyModel, toy_engine
 
 from astrai.engine import (
     AsyncEventRouter,
+    EngineDeadError,
     EngineStoppingError,
     GenerationRequest,
     InferenceEngine,
@@ -20,6 +21,7 @@ from astrai.engine import (
     TokenEvent,
 )
 from astrai.engine.request import merge_events
+from astrai.extension import TorchNativeBackend, current_selection
 from astrai.sampling import SamplingParams, TokenLogprob
 
 PROMPTS = [[i, i + 1, 7, 7, 7, i] * (1 + i % 4) for i in range(10)]
@@ -416,3 +418,48 @@ def test_a_request_that_stops_unforeseen_leaves_its_neighbours_alone(
     for ids, whole, stop in zip(token_ids[1::2], expected[0], stops, strict=True):
         assert ids == whole[: whole.index(stop) + 1]
     assert {event.finish_reason for event in last[1::2]} == {"stop"}
+
+
+def test_a_fault_of_the_device_ends_every_request_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executors = run_engines_ahead(monkeypatch)
+    with toy_engine() as engine:
+        sink = Collector()
+        for i in range(6):
+            engine.client.submit(GenerationRequest([i], greedy(200)), sink)
+        sink.wait_events(4)
+        executors[0].fault = RuntimeError("an illegal access, far from the host")
+        reasons = {event.finish_reason for event in sink.wait(6)}
+        assert reasons == {"error"} and not engine.client.is_healthy()
+        with pytest.raises(EngineDeadError):
+            engine.client.submit(GenerationRequest([1]), sink)
+
+
+def test_a_stop_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    executors = run_engines_ahead(monkeypatch)
+    with toy_engine() as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([1], greedy(200)), sink)
+        sink.wait_events(2)
+    assert sink.wait()[0].finish_reason == "cancelled"
+    assert not executors[0].in_flight
+
+
+def test_a_forward_that_fails_takes_only_the_requests_of_its_backend(mode: str) -> None:
+    class Broken(TorchNativeBackend):
+        name = "broken"
+
+    def fail_under_broken() -> None:
+        if isinstance(current_selection().backend, Broken):
+            raise RuntimeError("this backend cannot")
+
+    model = ToyModel(on_forward=fail_under_broken)
+    with toy_engine(model, max_batch_size=6) as engine:
+        sink = Collector()
+        fine = [engine.client.submit(GenerationRequest([i], greedy(30)), sink) for i in range(3)]
+        with Broken():
+            engine.client.submit(GenerationRequest([5], greedy(30)), sink)
+        last = {event.request_id: event for event in sink.wait(4)}
+    assert [last.pop(request_id).finish_reason for request_id in fine] == ["length"] * 3
+    assert [event.finish_reason for event in last.values()] == ["error"]
