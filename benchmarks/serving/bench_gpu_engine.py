@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted(workloads.MODELS), required=True)
     parser.add_argument("--parts", default="w1,w3,w4,w5,profile")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of W1 and W2")
-    parser.add_argument("--prefill-chunk", type=int, default=4096)
+    parser.add_argument("--prefill-chunk", type=int, help="left out: what the engine chooses")
     parser.add_argument("--max-batch-size", type=int, default=256)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="unknown")
@@ -158,7 +158,7 @@ def main() -> None:
         workloads.MODELS[args.model],
         max_seq_len=8192,
         max_batch_size=args.max_batch_size,
-        prefill_chunk=args.prefill_chunk,
+        prefill_chunk=args.prefill_chunk or "auto",
     )
     client = Client(engine)
     client.run([workloads.single(n_output=1)])
@@ -183,7 +183,7 @@ def main() -> None:
             "machine": machine(args.commit),
             "settings": {
                 "model": args.model,
-                "prefill_chunk": args.prefill_chunk,
+                "prefill_chunk": engine.prefill_chunk,
                 "max_batch_size": args.max_batch_size,
             },
             "rows": report.rows,
