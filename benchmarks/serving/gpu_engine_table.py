@@ -36,6 +36,7 @@ ROWS = (  # work, key of the result, (vLLM, SGLang) by model
         {"qwen": ("12692", "-"), "llama": ("5787", "-")},
     ),
 )
+_NOTES = "## What holds it"  # written by hand, kept
 PROFILE = ("products", "attention", "sampling", "small kernels", "copies")
 
 
@@ -56,7 +57,9 @@ def main() -> None:
     ]
     for model, result in results.items():
         lines += _table(model, result)
-    (folder / "gpu_engine.md").write_text("\n".join(lines))
+    target = folder / "gpu_engine.md"
+    _, mark, notes = target.read_text().partition(_NOTES) if target.exists() else ("", "", "")
+    target.write_text("\n".join(lines) + mark + notes)
 
 
 def _table(model: str, result: dict[str, Any]) -> list[str]:
