@@ -27,7 +27,7 @@ class SamplingParams:
     top_p: nucleus in [0, 1]; 0 keeps the best token. min_p: share of the best token's probability.
     top_k: 0 and -1 switch it off, more than the vocabulary acts as the vocabulary.
     presence_penalty, frequency_penalty: [-2, 2], count generated tokens.
-    repetition_penalty: (0, 10], 1 is off, looks at prompt and generated tokens.
+    repetition_penalty: [0.01, 10], 1 is off, looks at prompt and generated tokens.
     logit_bias: token id to a bias in [-100, 100]. seed: any 64-bit integer, None draws one.
     max_tokens: None is the room that context and pool leave. min_tokens: end ids are masked before.
     stop: strings that end the text. stop_token_ids: ids that end it, beside the model's own end
@@ -73,9 +73,8 @@ class SamplingParams:
         _real("min_p", self.min_p, 0, 1)
         _real("presence_penalty", self.presence_penalty, -2, 2)
         _real("frequency_penalty", self.frequency_penalty, -2, 2)
-        _real("repetition_penalty", self.repetition_penalty, 0, 10)
-        if self.repetition_penalty == 0:
-            raise ValueError("repetition_penalty must be above 0, got 0; 1 switches it off")
+        # A logit divided by less could leave the range of float32.
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 10)
         _integer("top_k", self.top_k, -1)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:

@@ -127,7 +127,7 @@ Seed = Annotated[int, Field(ge=_MIN_SEED, le=_MAX_SEED)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=10)]  # as SamplingParams has it
 TopK = Annotated[int, Field(ge=-1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]

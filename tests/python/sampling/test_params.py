@@ -24,6 +24,7 @@ WRONG_VALUES = [
     ("presence_penalty", 3),
     ("frequency_penalty", -3),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-320),
     ("repetition_penalty", -1),
     ("logit_bias", {VOCAB_SIZE: 1.0}),
     ("logit_bias", {-1: 1.0}),

@@ -31,7 +31,7 @@ WRONG_OPENAI: dict[str, list[Any]] = {
     "min_p": [True, "0", 1.1, -0.1],
     "presence_penalty": [True, "0", 2.1, -2.1],
     "frequency_penalty": [True, "0", 2.1, -2.1],
-    "repetition_penalty": [True, "1", 0, -1, 10.5],
+    "repetition_penalty": [True, "1", 0, -1, 1e-320, 10.5],
     "seed": [True, "1", 1.5, HUGE],
     "min_tokens": [True, "1", -1],
     "ignore_eos": ["yes", 1],
