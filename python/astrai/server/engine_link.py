@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import cached_property
@@ -229,6 +229,16 @@ class EngineLink:
         seconds = min((limit for limit in limits if limit is not None), default=None)
         return None if seconds is None else asyncio.get_running_loop().time() + seconds - age_s
 
+    async def before(self, deadline_at: float | None, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. Raises a 408 when the deadline comes first."""
+        if deadline_at is None:
+            return await work
+        left_s = deadline_at - asyncio.get_running_loop().time()
+        try:
+            return await asyncio.wait_for(work, left_s)
+        except asyncio.TimeoutError:
+            raise _too_late() from None
+
     async def generate(
         self, requests: list[GenerationRequest], deadline_at: float | None = None
     ) -> EventBatches:
@@ -246,12 +256,7 @@ class EngineLink:
         except engine_errors.QueueFullError as error:
             raise _queue_full(error) from None
         except engine_errors.DeadlineError:
-            raise ApiError(
-                408,
-                "the answer did not end before the request's deadline and was given up",
-                code="deadline_exceeded",
-                is_final=True,
-            ) from None
+            raise _too_late() from None
         except engine_errors.EngineStoppingError:
             raise ApiError(
                 503, "the server is shutting down", code="shutting_down", retry_after_s=5
@@ -270,6 +275,15 @@ class EngineLink:
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
         return self.engine.client.histograms()
+
+
+def _too_late() -> ApiError:
+    return ApiError(
+        408,
+        "the answer did not end before the request's deadline and was given up",
+        code="deadline_exceeded",
+        is_final=True,
+    )
 
 
 def _queue_full(error: engine_errors.QueueFullError) -> ApiError:

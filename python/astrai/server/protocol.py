@@ -154,15 +154,21 @@ class ProtocolHandler(Generic[RequestT]):
 
     async def _handle(self, watch: DisconnectWatch) -> Response:
         engine = self._engine
-        prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
-        choices, requests = self._expand(prompts, ctx, stops)
-        if ctx.grammar is not None:
-            await engine.compile_grammar(*ctx.grammar)
+        ctx, choices, requests = await engine.before(self._deadline_at, self._prepare())
         self.choices = choices
         batches = engine.generate(requests, self._deadline_at)
         if ctx.stream:
             return await self._handle_stream(batches, ctx, choices, watch)
         return await self._handle_non_stream(batches, ctx, choices)
+
+    async def _prepare(self) -> tuple[ResponseContext, list[Choice], list[GenerationRequest]]:
+        """Everything that the engine needs, a compiled grammar included."""
+        engine = self._engine
+        prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
+        choices, requests = self._expand(prompts, ctx, stops)
+        if ctx.grammar is not None:
+            await engine.compile_grammar(*ctx.grammar)
+        return ctx, choices, requests
 
     def _expand(
         self, prompts: list[list[int]], ctx: ResponseContext, stops: tuple[str, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -122,6 +123,18 @@ def test_a_request_past_its_deadline_is_given_up(live: Live) -> None:
         assert response.headers["x-should-retry"] == "false"
     live.wait_idle()
     assert live.engine is not None and live.engine.client.n_cancelled == 2
+
+
+def test_a_deadline_holds_while_a_grammar_is_compiled(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert live.engine is not None
+    released = threading.Event()
+    monkeypatch.setattr(live.engine.client, "compile_grammar", lambda _: released.wait(5))
+    body = {**HELLO, "deadline_ms": 100, "response_format": {"type": "json_object"}}
+    response = live.post(CHAT, body)
+    assert response.status_code == 408 and not released.is_set()
+    released.set()
 
 
 def test_a_deadline_that_suffices_changes_nothing(live: Live) -> None:
