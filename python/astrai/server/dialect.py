@@ -7,13 +7,14 @@ import json
 import secrets
 import string
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from astrai.server.answer import Answer
 from astrai.server.errors import bad_request
 from astrai.server.structured_output import AskedGrammar, grammar_refusal
 from astrai.server.tool_choice import ToolChoice
-from astrai.structured import Grammar, GrammarError, check_schema, schema_rule
+from astrai.structured import Grammar, GrammarError, check_schema, grammar_rule, schema_rule
 from astrai.text import ChatTemplate, Tokenizer
 from astrai.text.answer import (
     REASONING_FORMATS,
@@ -23,6 +24,7 @@ from astrai.text.answer import (
     detect_reasoning_format,
     detect_tool_format,
 )
+from astrai.text.answer.call_body import Tools
 from astrai.text.answer.call_grammar import GrammarTerms, UnenforceableError, call_grammar
 from astrai.text.tool_prompt import calls_as_text, one_call_a_turn, with_instruction
 
@@ -104,28 +106,45 @@ class ChatDialect:
         first_call_only: bool,
         asked: AskedGrammar | None,
     ) -> tuple[AnswerReading | None, AskedGrammar | None]:
-        """How to read the answer to a prompt, and the grammar that it has to follow. A forced call
-        goes before the grammar that the request asks for, which is for its text; an answer that
-        follows that one is text and nothing else. Raises a 400."""
-        if asked is not None and not choice.is_forced:
+        """How to read the answer to a prompt, and the grammar that it has to follow. The grammar
+        that the request asks for is for text: a forced call goes before it, and where tools are
+        offered the answer is calls or such a text. Raises a 400."""
+        several = choice.name is None and not first_call_only
+        if choice.is_forced:
+            reading = self.reading(prompt_ids, tools, first_call_only)
+            if reading is None or reading.tool_format is None:
+                raise bad_request(
+                    "this server reads no tool calls (--tool-parser none), so it cannot force one",
+                    param="tool_choice",
+                    code="unsupported_value",
+                )
+            forced = {key: s for key, s in reading.tools.items() if choice.name in (None, key)}
+            _check_schemas(forced)
+            return reading, (self._calls(reading, forced, several), "tool_choice")
+        if asked is None:
+            return self.reading(prompt_ids, tools, first_call_only), None
+        if not tools or self.tool_format is None:
+            return None, asked
+        try:
+            text = grammar_rule(asked[0], MAX_SCHEMA_DEPTH)
+        except GrammarError as error:
+            raise grammar_refusal(error, asked[1]) from None
+        if text is None:
             return None, asked
         reading = self.reading(prompt_ids, tools, first_call_only)
-        if not choice.is_forced:
-            return reading, None
-        several = choice.name is None and not first_call_only
-        return reading, (self._forced_calls(reading, choice.name, several), "tool_choice")
+        assert reading is not None
+        offered = {key: _schema_or_any(schema) for key, schema in reading.tools.items()}
+        return reading, (self._calls(reading, offered, several, text), asked[1])
 
-    def _forced_calls(
-        self, reading: AnswerReading | None, name: str | None, several: bool
+    def _calls(
+        self,
+        reading: AnswerReading,
+        tools: Tools,
+        several: bool,
+        text: str | None = None,
     ) -> Grammar:
-        """The grammar of calls and nothing else; of the tool `name`, where it is given."""
-        if reading is None or reading.tool_format is None:
-            raise bad_request(
-                "this server reads no tool calls (--tool-parser none), so it cannot force one",
-                param="tool_choice",
-                code="unsupported_value",
-            )
-        tools = {key: schema for key, schema in reading.tools.items() if name in (None, key)}
+        """The grammar of calls of `tools` and nothing else, but for `text` in their place."""
+        assert reading.tool_format is not None
         close = reading.reasoning.close if reading.reasoning and reading.is_reasoning else None
         specials = {
             text: self._tokenizer.token_id(text) for text in self._tokenizer.special_strings
@@ -136,12 +155,15 @@ class ChatDialect:
             lambda text: text in specials,
         )
         try:
-            for schema in tools.values():
-                check_schema(schema, MAX_SCHEMA_DEPTH)
             source = call_grammar(
-                reading.tool_format.name, tools, terms, several=several, reasoning_close=close
+                reading.tool_format.name,
+                tools,
+                terms,
+                several=several,
+                reasoning_close=close,
+                text=text,
             )
-        except (GrammarError, UnenforceableError) as error:
+        except UnenforceableError as error:
             raise grammar_refusal(error, "tools") from None
         return Grammar.lark(source)
 
@@ -170,6 +192,24 @@ class ChatDialect:
         specials = set(self._tokenizer.special_strings)
         ids = (self._tokenizer.token_id(text) for text in spellings if text in specials)
         return tuple(token_id for token_id in ids if token_id is not None)
+
+
+def _check_schemas(tools: Tools) -> None:
+    """Raise a 400 for parameters that cannot be enforced."""
+    try:
+        for schema in tools.values():
+            check_schema(schema, MAX_SCHEMA_DEPTH)
+    except GrammarError as error:
+        raise grammar_refusal(error, "tools") from None
+
+
+def _schema_or_any(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of a tool that is offered; any object where they cannot be enforced."""
+    try:
+        check_schema(schema, MAX_SCHEMA_DEPTH)
+    except GrammarError:
+        return {"type": "object", "additionalProperties": True}
+    return schema
 
 
 def _with_ids(message: dict[str, Any], length: int) -> dict[str, Any]:

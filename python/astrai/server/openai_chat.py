@@ -6,6 +6,7 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -233,7 +234,12 @@ def _delta(event: AnswerEvent, block: AnswerBlock) -> dict[str, Any] | None:
 
 
 def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:
-    """Refuse tool definitions that are too large or too deep for a template to render."""
+    """Refuse tool definitions that are too large or too deep for a template to render, and two of
+    one name, since a call would not tell which is meant."""
+    names = Counter(tool["function"]["name"] for tool in tools)
+    for name, n_tools in names.most_common(1):
+        if n_tools > 1:
+            raise bad_request(f"{n_tools} tools are named {name!r}", param="tools")
     level: list[Any] = list(tools)
     for _ in range(MAX_TOOL_DEPTH):
         level = [

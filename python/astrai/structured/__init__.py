@@ -15,7 +15,7 @@ from astrai.structured.compiler import (
 from astrai.structured.grammar import Grammar, GrammarError
 from astrai.structured.masks import MaskTable
 from astrai.structured.schema_subset import check_schema
-from astrai.structured.sources import schema_rule
+from astrai.structured.sources import grammar_rule, schema_rule
 
 __all__ = [
     "CompiledGrammar",
@@ -26,5 +26,6 @@ __all__ = [
     "GrammarLimits",
     "MaskTable",
     "check_schema",
+    "grammar_rule",
     "schema_rule",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 from astrai.structured.grammar import Grammar, GrammarError
 from astrai.structured.schema_subset import check_schema
 
-__all__ = ["schema_rule", "source_of"]
+__all__ = ["grammar_rule", "schema_rule", "source_of"]
 
 # Whitespace between the tokens of JSON: what indented JSON needs, and no more. A model in a loop
 # could otherwise fill its answer with blank lines.
@@ -24,7 +24,7 @@ def source_of(grammar: Grammar, max_depth: int) -> str:
     if kind == "json_schema":
         schema = _loads(text, "schema")
         check_schema(schema, max_depth)
-        return _json_source(text if isinstance(schema, dict) else "{}" if schema else _NOTHING)
+        return _json_source(text if isinstance(schema, dict) else _boolean(schema))
     if kind == "json_object":
         return _json_source('{"type":"object"}')
     _check_text(text, kind)
@@ -43,7 +43,31 @@ def schema_rule(schema: dict[str, Any]) -> str:
     return f"%json {_json_with_options(json.dumps(schema))}"
 
 
-_NOTHING = '{"enum":[]}'
+def grammar_rule(grammar: Grammar, max_depth: int) -> str | None:
+    """A whole grammar as the body of a rule, for grammars in which it is one way among others. None
+    for Lark, whose rules have names of their own. Raises GrammarError as `source_of`."""
+    import llguidance
+
+    kind, text = grammar.kind, grammar.text
+    if kind == "json_object":
+        return schema_rule({"type": "object"})
+    if kind == "json_schema":
+        schema = _loads(text, "schema")
+        check_schema(schema, max_depth)
+        return schema_rule(schema if isinstance(schema, dict) else json.loads(_boolean(schema)))
+    if kind == "regex":
+        _check_text(text, kind)
+        source = llguidance.LLMatcher.grammar_from_regex(text)  # it knows how to quote one
+        return str(json.loads(source)["grammars"][0]["lark_grammar"]).removeprefix(_START)
+    return _choice_source(text).removeprefix(_START) if kind == "choice" else None
+
+
+_START = "start: "
+
+
+def _boolean(schema: bool) -> str:
+    """The text of an object schema that admits everything, or nothing."""
+    return "{}" if schema else '{"enum":[]}'
 
 
 def _json_source(schema_text: str) -> str:
@@ -66,7 +90,7 @@ def _choice_source(text: str) -> str:
         if not isinstance(option, str) or not option:
             raise GrammarError(f"choice must hold non-empty strings, got {option!r:.80}")
         _check_text(option, "choice")
-    return "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    return _START + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
 
 
 def _lark_source(text: str) -> str:

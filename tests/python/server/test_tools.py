@@ -403,6 +403,65 @@ def test_what_cannot_be_forced_is_refused(
     assert not live.engine.client.requests  # type: ignore[union-attr]
 
 
+FORMS: Any = [
+    ({"response_format": {"type": "json_object"}}, "response_format", '{"degrees":4}'),
+    ({"guided_json": {"type": "integer"}}, "guided_json", "12"),
+    ({"guided_regex": "a/b\n[0-9]é"}, "guided_regex", "a/b\n7é"),
+    ({"guided_choice": ["yes", "nö"]}, "guided_choice", "nö"),
+]
+
+
+@pytest.mark.parametrize("body, param, text", FORMS)
+@pytest.mark.parametrize("template", ["hermes", "llama3_json", "mistral"])
+def test_tools_that_are_offered_beside_a_form_may_be_called(
+    serving: Callable[..., Live], template: str, body: Any, param: str, text: str
+) -> None:
+    for answer, reason in ((ANSWERS[template], "tool_calls"), (text, "stop")):
+        live = serving(template, answer)
+        choice = ask(live, **body)
+        assert choice["finish_reason"] == reason and "tool_call_faults" not in choice
+        assert reason == "tool_calls" or choice["message"]["content"] == text
+        client = live.engine.client  # type: ignore[union-attr]
+        (request,) = client.requests
+        assert request.grammar.kind == "lark" and "get_weather" in request.grammar.text
+    ask(live, **body, tool_choice="none")
+    assert client.requests[-1].grammar.kind != "lark"
+
+
+def test_a_tool_whose_parameters_cannot_be_enforced_may_be_offered_beside_a_form(
+    serving: Callable[..., Live],
+) -> None:
+    live = serving("hermes", '{"a":1}')
+    function = {"name": "f", "parameters": {"type": "object", "minProperties": 1}}
+    choice = ask(
+        live,
+        tools=[{"type": "function", "function": function}],
+        response_format={"type": "json_object"},
+    )
+    assert choice["message"]["content"] == '{"a":1}'
+
+
+def test_a_grammar_of_one_s_own_leaves_no_room_for_calls(serving: Callable[..., Live]) -> None:
+    live = serving("hermes", ANSWERS["hermes"])
+    choice = ask(live, guided_grammar='start: "x"')
+    assert choice["message"]["content"] == ANSWERS["hermes"]
+
+
+def test_two_tools_of_one_name_are_refused(serving: Callable[..., Live]) -> None:
+    live = serving("hermes", "Four.")
+    twice = {"tools": TOOLS + TOOLS[:1], "messages": HELLO}
+    responses = {"tools": [{"type": "function", "name": "f"}] * 2, "input": "Hello"}
+    for path, body in (
+        (CHAT, twice),
+        ("/tokenize", twice),
+        (MESSAGES, {"tools": CLAUDE_TOOLS + CLAUDE_TOOLS[:1], "messages": HELLO}),
+        ("/v1/responses", responses),
+    ):
+        response = live.post(path, body)
+        assert response.status_code == 400, (path, response.text)
+        assert "2 tools are named" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "setting, formats",
     [("tool_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)],

@@ -182,6 +182,35 @@ def test_a_family_s_usual_layout_is_admitted(plain: Walker, name: str, text: str
     assert read(name, text)
 
 
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_an_answer_may_be_a_text_in_place_of_calls(plain: Walker, name: str) -> None:
+    text = plain.terms.json({"type": "array", "items": {"type": "integer"}})
+    grammar = call_grammar(name, TOOLS, plain.terms, several=True, text=text)
+    assert plain.admits(grammar, "[1,2]") and not plain.admits(grammar, '["a"]')
+    call = plain.draw(call_grammar(name, TOOLS, plain.terms, several=True), random.Random(4))
+    assert plain.admits(grammar, call) and not plain.admits(grammar, call + "[1]")
+
+
+@pytest.mark.parametrize(
+    "schema, accepted, refused",
+    [
+        ({"properties": {"a": {"type": "integer"}}}, '{"a":1}', "5"),
+        ({"anyOf": [{"type": "integer"}, {"properties": {}}]}, '{"b":[]}', "5"),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"b":1}', '{"b":"x"}'),
+        ({"type": "object", "additionalProperties": True}, '{"b":{"c":null}}', "[]"),
+        ({"type": ["object", "null"]}, "{}", "null"),
+        ({}, "{}", '{"b":1}'),
+    ],
+)
+def test_arguments_are_an_object_whatever_the_schema_admits(
+    plain: Walker, schema: dict[str, Any], accepted: str, refused: str
+) -> None:
+    grammar = call_grammar("json", {"f": schema}, plain.terms, several=False)
+    call = '{"name": "f", "arguments": %s}'
+    assert plain.admits(grammar, call % accepted)
+    assert not plain.admits(grammar, call % refused)
+
+
 def test_markers_that_are_tokens_are_written_as_tokens(special: Walker) -> None:
     grammar = call_grammar("mistral", TOOLS, special.terms, several=True)
     rng = random.Random(3)
@@ -206,6 +235,8 @@ def test_reasoning_that_the_prompt_opened_comes_first(
 @pytest.mark.parametrize(
     "name, schema, word",
     [
+        ("hermes", {"type": "array"}, "array"),
+        ("json", {"type": ["string", "null"]}, "string"),
         ("pythonic", {"properties": {"a b": {}}}, "'a b'"),
         ("pythonic", {"anyOf": [{"required": ["a"]}]}, "anyOf"),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "pattern"),

@@ -61,7 +61,8 @@ class _Rules:
     def arguments(self, schema: Mapping[str, Any]) -> str:
         """A term for the JSON object of a call's arguments."""
         schema = _bare(schema)
-        if not schema.get("properties") and not set(schema) - _SEPARABLE:
+        is_open = schema.get("additionalProperties") not in (None, False)
+        if not schema.get("properties") and not is_open and not set(schema) - _SEPARABLE:
             return _literal("{}")
         if not set(schema) - _SEPARABLE:
             # Parameters beyond those declared would be allowed, but the tool ignores them.
@@ -89,22 +90,36 @@ def call_grammar(
     *,
     several: bool,
     reasoning_close: str | None = None,
+    text: str | None = None,
 ) -> str:
     """A grammar of one call, or with `several` one or more, of these tools (at least one).
 
+    text: the body of a rule for what the answer may be in place of calls.
     reasoning_close: the tag up to which the answer goes on with reasoning that the prompt opened.
     Raises UnenforceableError."""
     rules = _Rules(terms)
     layout = _layout(format_name, terms)
-    calls = [layout.call(rules, name, schema) for name, schema in tools.items()]
+    calls = [layout.call(rules, name, _of_object(name, s)) for name, s in tools.items()]
     call = rules.add(" | ".join(calls))
     body = f"{layout.before} {call}"
     if several:
         body += f" ({layout.between} {call})*"
     body += f" {layout.after}"
+    if text is not None:
+        body = f"({body} | {rules.add(text)})"
     if reasoning_close is not None:
         body = f"{_reasoning(rules, reasoning_close)} {body}"
     return "\n".join([f"start: {body}", *rules.lines])
+
+
+def _of_object(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a tool's arguments, which are an object also where it does not say so."""
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise UnenforceableError(
+            f"tool {name!r}: its parameters are of type {kinds!r:.80}; arguments are an object"
+        )
+    return {**schema, "type": "object"}
 
 
 def _layout(name: str, terms: GrammarTerms) -> _Layout:
