@@ -28,6 +28,7 @@ async def read_model(request: Request, model: type[Model]) -> Model:
     raw = await request.body()
     access_record(request).read(raw)
     _check_content_type(request.headers.get("content-type", ""))
+    _check_encoding(request.headers.get("content-encoding", ""))
     if len(raw) > _INLINE_BYTES:
         return await run_in_threadpool(parse_model, raw, model)
     return parse_model(raw, model)
@@ -41,6 +42,16 @@ def _check_content_type(content_type: str) -> None:
             415,
             f"the content type is {media_type[:64]!r}; send JSON with the header "
             "Content-Type: application/json",
+            code="unsupported_media_type",
+        )
+
+
+def _check_encoding(encoding: str) -> None:
+    # Nothing is unpacked: a small body could hold more than the limit of its size.
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"the content encoding is {encoding[:64]!r}; send the body as it is",
             code="unsupported_media_type",
         )
 

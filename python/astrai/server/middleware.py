@@ -125,18 +125,20 @@ class _LimitedBody:
         self._declared = int(length) if length.isdigit() else 0
 
     async def __call__(self) -> Message:
+        if self._declared > self._limit * _DRAIN_FACTOR:
+            raise self._too_large()  # at once: it would not be read to its end anyway
         message = await self._receive()
         if message["type"] != "http.request":
             return message
         self._n_bytes += len(message.get("body", b""))
         if max(self._declared, self._n_bytes) > self._limit:
             await self._drain(message)
-            raise ApiError(
-                413,
-                f"the request body is larger than {self._limit} bytes",
-                code="request_too_large",
-            )
+            raise self._too_large()
         return message
+
+    def _too_large(self) -> ApiError:
+        message = f"the request body is larger than {self._limit} bytes"
+        return ApiError(413, message, code="request_too_large")
 
     async def _drain(self, message: Message) -> None:
         n_bytes = self._n_bytes

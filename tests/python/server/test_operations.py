@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import re
@@ -209,6 +210,14 @@ def test_json_may_carry_parameters(live: Live, content_type: str) -> None:
     body = json.dumps(HELLO).encode()
     response = live.http.post(CHAT, content=body, headers={"content-type": content_type})
     assert response.status_code == 200
+
+
+def test_a_packed_body_is_refused_by_its_encoding(live: Live) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    body = gzip.compress(json.dumps(HELLO).encode())
+    for path in (CHAT, MESSAGES):
+        response = live.http.post(path, content=body, headers=headers)
+        assert response.status_code == 415 and "'gzip'" in response.json()["error"]["message"]
 
 
 # Proxies

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from live_server import Live
@@ -141,6 +143,15 @@ def test_a_million_faults_give_a_short_answer(live: Live) -> None:
 def test_values_are_not_echoed(live: Live) -> None:
     response = live.post(CHAT, {"messages": "a secret prompt", "temperature": "hidden"})
     assert "secret" not in response.text and "hidden" not in response.text
+
+
+@pytest.mark.parametrize("path", FINE)
+def test_a_body_far_over_the_limit_is_413_before_it_comes(live: Live, path: str) -> None:
+    url = urlsplit(live.url)
+    with socket.create_connection((url.hostname, url.port), timeout=5) as client:
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {10**11}\r\n\r\n".encode())
+        assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize("path", FINE)
