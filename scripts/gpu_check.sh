@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The GPU operations on a machine with a GPU, nvcc, torch, pybind11 and scikit-build-core, and nothing else installed:
-# builds the package for that GPU, runs the tests of the operations marked gpu, measures, and writes a .json and a .md of
-# each benchmark.
+# The GPU operations and the engine on a machine with a GPU, nvcc, torch, pybind11, scikit-build-core, safetensors and
+# tokenizers: builds the package for that GPU, runs the tests marked gpu of operations, sampler, decoder and engine, measures
+# the operations, and writes a .json and a .md of each benchmark.
 #   scripts/gpu_check.sh FOLDER COMMIT
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,8 @@ grep -m 1 'astrai: CUDA kernels' "$build/install.log"
 export PYTHONPATH="$build/site"
 
 echo "== tests"
-"$python" -m pytest -q -p no:cacheprovider -m gpu tests/python/ops
+"$python" -m pytest -q -p no:cacheprovider -m "gpu and not model" tests/python/ops \
+  tests/python/sampling/test_device_sampler.py tests/python/models/test_decoder_gpu.py tests/python/engine/test_engine_gpu.py
 
 echo "== measurements"
 for benchmark in elementwise sampling eager; do

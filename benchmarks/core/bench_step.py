@@ -23,6 +23,7 @@ from astrai.engine import GenerationRequest, InferenceScheduler, InProcessClient
 from astrai.engine.executor import StepExecutor
 from astrai.kvcache import PagePool
 from astrai.sampling import SampledRows, Sampler, SamplingParams
+from astrai.structured import GrammarCompiler
 
 N_REQUESTS = 64
 N_PROMPT = 200
@@ -109,7 +110,8 @@ def measure(params: SamplingParams) -> list[dict[str, float]]:
         prefill_chunk=None,
         after_step=after_step,
     )
-    client = InProcessClient(scheduler, pool.host, VOCAB_SIZE, ())
+    grammars = GrammarCompiler(None, VOCAB_SIZE)
+    client = InProcessClient(scheduler, pool.host, VOCAB_SIZE, (), grammars)
     n_open = N_REQUESTS
     all_done = threading.Event()
 

@@ -19,6 +19,7 @@ from astrai.engine.errors import (
 )
 from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection
+from astrai.engine.memory_ledger import MemoryLedger, NotEnoughMemoryError
 from astrai.engine.request import GenerationRequest, TokenEvent
 from astrai.engine.result import STOP, GenerateResult
 from astrai.engine.router import AsyncEventRouter
@@ -41,6 +42,8 @@ __all__ = [
     "InferenceEngine",
     "InferenceScheduler",
     "Inspection",
+    "MemoryLedger",
+    "NotEnoughMemoryError",
     "QueueFullError",
     "RequestError",
     "SchedulingState",
