@@ -155,14 +155,20 @@ class SchedulingState(Generic[T]):
 
     def can_plan_ahead(self) -> bool:
         """Whether the next plan needs no result of those before: it surely finds a slot for every
-        token, so that it preempts no task, whose tokens must be known, and ends none."""
+        token, so that it preempts no task, whose tokens must be known, and ends none. False also
+        where most tasks would only wait: their step is worth more than the time of reading."""
         page_size, max_seq_len = self._pool.page_size, self._pool.max_seq_len
-        n_pages = 0
+        n_pages = n_decode = n_waiting = 0
         for task in self.running:
             if task.decodes:
                 if task.n_planned >= max_seq_len:
                     return False
                 n_pages += task.n_planned % page_size == 0
+                n_decode += 1
+            elif task.awaits_a_token:
+                n_waiting += 1
+        if n_waiting > n_decode:
+            return False
         if self._pool.contiguous:
             return True
         return n_pages <= self._pool.n_free_pages + self._pool.n_cached_pages

@@ -50,6 +50,15 @@ class Task:
     @property
     def decodes(self) -> bool:
         """Whether the next step can draw another token from the one drawn last."""
-        if self.n_planned < self.n_prefill or (self.waits_for_tokens and self.n_pending):
+        return self._has_more_to_draw and not (self.waits_for_tokens and self.n_pending)
+
+    @property
+    def awaits_a_token(self) -> bool:
+        """Whether it could, were the token drawn last known."""
+        return self._has_more_to_draw and self.waits_for_tokens and self.n_pending > 0
+
+    @property
+    def _has_more_to_draw(self) -> bool:
+        if self.n_planned < self.n_prefill:
             return False
         return self.max_tokens is None or self.n_drawn < self.max_tokens

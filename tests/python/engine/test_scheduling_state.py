@@ -246,6 +246,18 @@ def test_a_task_that_waits_for_its_tokens_lets_the_others_go_on() -> None:
     simulator.check_outputs()
 
 
+def test_tasks_that_wait_get_a_token_in_every_step_where_they_are_most() -> None:
+    simulator = Simulator(_C.PagePool(4, 64, 4, 256), 0, None, is_ahead=True)
+    tasks = [simulator.submit([i, 2], n_wanted=20, knows_end=True) for i in range(3)]
+    for task in tasks:
+        task.waits_for_tokens = task is not tasks[0]
+    for _ in range(12):
+        simulator.step()
+    assert {len(task.output_ids) for task in tasks} == {11}
+    simulator.run()
+    simulator.check_outputs()
+
+
 def test_a_pool_without_room_for_the_next_tokens_is_not_planned_ahead() -> None:
     simulator = Simulator(_C.PagePool(2, 64, 4, 8), 0, None, is_ahead=True)
     simulator.submit([1, 2, 3], n_wanted=30)
