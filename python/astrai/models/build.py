@@ -11,7 +11,10 @@ import torch
 
 from astrai.models.config import ModelConfig
 from astrai.models.decoder import CausalLM, DecoderLayer
+from astrai.models.families import Family
 from astrai.models.linear import Linear
+from astrai.models.registry import family_named
+from astrai.models.rope import RopeConfig
 from astrai.models.rotary import RotaryEmbedding
 from astrai.models.weights import WeightSource, check_weights, interleaved_rows, layer_prefix
 
@@ -38,12 +41,17 @@ def build_model(
         config,
         embedding,
         [placer.layer(layer_id) for layer_id in range(config.n_layers)],
-        placer.place(["model.norm.weight"]),
+        placer.norm("model.norm"),
         Linear(lm_head),
-        RotaryEmbedding(
-            config.head_dim, max_len, config.rope, config.max_position_embeddings, device
-        ),
+        _rotary(config, config.rope, max_len, device),
+        None if config.local_rope is None else _rotary(config, config.local_rope, max_len, device),
     )
+
+
+def _rotary(
+    config: ModelConfig, rope: RopeConfig, max_len: int, device: torch.device
+) -> RotaryEmbedding:
+    return RotaryEmbedding(config.head_dim, max_len, rope, config.max_position_embeddings, device)
 
 
 class _Placer:
@@ -62,43 +70,55 @@ class _Placer:
         self._device = device
         self._dtype = dtype
         self._on_bytes = on_bytes
-        # Heads whose rows are to be interleaved, by the last part of the tensor's module name.
+        self._family = family_named(config.architecture)
+        # Where the rows of a module go, by its name within a layer.
         self._row_index: dict[str, torch.Tensor] = {}
         if not source.rows_interleaved:
-            head_dim = config.head_dim
-            for module, n_heads in (
-                ("q_proj", config.n_heads),
-                ("k_proj", config.n_kv_heads),
-                ("q_norm", 1),
-                ("k_norm", 1),
-            ):
-                self._row_index[module] = interleaved_rows(n_heads, head_dim).to(device)
+            found = _row_indices(config, self._family)
+            self._row_index = {name: index.to(device) for name, index in found.items()}
 
     def layer(self, layer_id: int) -> DecoderLayer:
-        prefix, config = layer_prefix(layer_id), self._config
-        attn, mlp = prefix + "self_attn.", prefix + "mlp."
+        prefix, config, names = layer_prefix(layer_id), self._config, self._family.layer
+        q_norm, k_norm = (names.q_norm, names.k_norm) if config.use_qk_norm else (None, None)
+
+        def norm(name: str | None) -> torch.Tensor | None:
+            return None if name is None else self.norm(prefix + name)
+
+        def linear(modules: tuple[str, ...], has_bias: bool) -> Linear:
+            return self._linear([prefix + module for module in modules], has_bias)
+
         return DecoderLayer(
-            input_norm=self.place([prefix + "input_layernorm.weight"]),
-            qkv=self._linear(
-                [attn + "q_proj", attn + "k_proj", attn + "v_proj"], config.attention_bias
-            ),
-            q_norm=self.place([attn + "q_norm.weight"]) if config.use_qk_norm else None,
-            k_norm=self.place([attn + "k_norm.weight"]) if config.use_qk_norm else None,
-            o=self._linear([attn + "o_proj"], config.attention_bias),
-            post_attention_norm=self.place([prefix + "post_attention_layernorm.weight"]),
-            gate_up=self._linear([mlp + "gate_proj", mlp + "up_proj"], config.mlp_bias),
-            down=self._linear([mlp + "down_proj"], config.mlp_bias),
+            input_norm=norm(names.input_norm),
+            qkv=linear(names.qkv, config.attention_bias),
+            q_norm=norm(q_norm),
+            k_norm=norm(k_norm),
+            o=linear((names.o,), config.o_bias),
+            attention_norm=norm(names.attention_norm),
+            mlp_input_norm=norm(names.mlp_input_norm),
+            gate_up=linear(names.gate_up, config.mlp_bias),
+            down=linear((names.down,), config.mlp_bias),
+            mlp_norm=norm(names.mlp_norm),
         )
 
-    def place(self, names: list[str]) -> torch.Tensor:
-        """The named tensors, stacked along their rows."""
+    def norm(self, module: str) -> torch.Tensor:
+        """The weight of a norm, in the serving dtype."""
+        name = f"{module}.weight"
+        offset = self._source.norm_offset
+        if offset == 0.0:
+            return self.place([name])
+        # The sum is made in float32, as the models' authors do.
+        exact = self.place([name], torch.float32)
+        return exact.add_(offset).to(self._dtype)
+
+    def place(self, names: list[str], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The named tensors, stacked along their rows. dtype: the serving dtype when None."""
         shapes = [self._source.shape(name) for name in names]
         n_rows = sum(shape[0] for shape in shapes)
-        out = torch.empty((n_rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        out = torch.empty((n_rows, *shapes[0][1:]), dtype=dtype or self._dtype, device=self._device)
         begin = 0
         for name, shape in zip(names, shapes, strict=True):
             rows = out[begin : begin + shape[0]]
-            self._source.copy_into(name, rows, self._row_index.get(name.split(".")[-2]))
+            self._source.copy_into(name, rows, self._row_index.get(_within_layer(name)))
             self._on_bytes(self._source.n_bytes(name))
             begin += shape[0]
         return out
@@ -107,3 +127,24 @@ class _Placer:
         weight = self.place([f"{module}.weight" for module in modules])
         bias = self.place([f"{module}.bias" for module in modules]) if has_bias else None
         return Linear(weight, bias)
+
+
+def _within_layer(name: str) -> str:
+    """The module of a tensor, behind `model.layers.N.`."""
+    return ".".join(name.split(".")[3:-1])
+
+
+def _row_indices(config: ModelConfig, family: Family) -> dict[str, torch.Tensor]:
+    """Where rows of half-split modules go, by module: q and k, and their norms."""
+    names, head_dim, rotary_dim = family.layer, config.head_dim, config.rotary_dim
+    q = interleaved_rows(config.n_heads, head_dim, rotary_dim)
+    k = interleaved_rows(config.n_kv_heads, head_dim, rotary_dim)
+    if family.qk_norm == "projection":
+        found = {names.q_norm: q, names.k_norm: k}
+    else:
+        one_head = interleaved_rows(1, head_dim, rotary_dim)
+        found = {names.q_norm: one_head, names.k_norm: one_head}
+    if len(names.qkv) == 3:
+        return {**found, names.qkv[0]: q, names.qkv[1]: k}
+    v = torch.arange(len(k))
+    return {**found, names.qkv[0]: torch.cat((q, len(q) + k, len(q) + len(k) + v))}

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from astrai.models.config import ModelConfig, config_from_gguf, config_from_hf, token_ids
+from astrai.models.config import ModelConfig
+from astrai.models.config_gguf import RopeVectors, config_from_gguf
+from astrai.models.config_hf import config_from_hf
+from astrai.models.config_keys import token_ids
 from astrai.models.errors import ModelLoadError
 from astrai.models.gguf_file import GGUFFile
-from astrai.models.registry import family_of_gguf
+from astrai.models.registry import family_named, family_of_gguf
 from astrai.models.weights import WeightSource
 from astrai.models.weights_gguf import GGUFSource, read_vector
 from astrai.models.weights_hf import SafetensorsSource, read_json_object
@@ -52,7 +55,8 @@ def open_folder(folder: Path) -> Checkpoint:
         )
     raw = read_json_object(path)
     config = _naming(path, lambda: config_from_hf(raw))
-    weights = SafetensorsSource(folder)
+    family = family_named(config.architecture)
+    weights = SafetensorsSource(folder, family.hf_rows_interleaved, family.norm_offset)
     tokenizer = _naming(
         None, lambda: tokenizer_from_folder(folder, config.vocab_size, config.bos_token_id)
     )
@@ -79,15 +83,21 @@ def open_gguf(path: Path) -> Checkpoint:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(path, "tensor 'token_embd.weight' is missing.", "Fetch it again.")
-    divisors = file.tensors.get("rope_freqs.weight")
     config = _naming(
         path,
         lambda: config_from_gguf(
             file.metadata,
             embedding_rows=embedding.shape[0],
             has_output="output.weight" in file.tensors,
-            frequency_divisors=None if divisors is None else read_vector(file, divisors),
-            has_attention_bias="blk.0.attn_q.bias" in file.tensors,
+            rope_vectors=RopeVectors(
+                divisors=_vector(file, "rope_freqs.weight"),
+                short=_vector(file, "rope_factors_short.weight"),
+                long=_vector(file, "rope_factors_long.weight"),
+            ),
+            has_attention_bias=bool(
+                {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & file.tensors.keys()
+            ),
+            has_o_bias="blk.0.attn_output.bias" in file.tensors,
         ),
     )
     tokenizer = _naming(path, lambda: tokenizer_from_gguf(file.metadata, config.vocab_size))
@@ -99,12 +109,17 @@ def open_gguf(path: Path) -> Checkpoint:
     ends = [*config.eos_token_ids, *(tokenizer.eos_ids if tokenizer else ())]
     return Checkpoint(
         config,
-        GGUFSource(file, family.gguf_rows_interleaved),
+        GGUFSource(file, family),
         tokenizer,
         template,
         _in_vocabulary(ends, config),
         "gguf",
     )
+
+
+def _vector(file: GGUFFile, name: str) -> tuple[float, ...] | None:
+    tensor = file.tensors.get(name)
+    return None if tensor is None else read_vector(file, tensor)
 
 
 def _gguf_templates(file: GGUFFile) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 Rows of all requests of a step lie one after another, [total_q, ...], without padding. Query, key
 and value weights are one matrix, as are gate and up, and the q and k rows were interleaved at load
-(`build.py`), so a layer is four matrix products, two norms, one rotation and one attention call.
+(`build.py`), so a layer is four matrix products, its norms, one rotation and one attention call.
+What a family lacks is None or 1 in its `ModelConfig` and layers; no family is named here.
 For serving only: no autograd. Holds no request state; one forward at a time."""
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from astrai.extension import attention
 from astrai.models.config import ModelConfig
 from astrai.models.execution import layers_for
-from astrai.models.layers import PlaceHeads
+from astrai.models.layers import Placed
 from astrai.models.linear import Linear
 from astrai.models.rotary import RotaryEmbedding
 from astrai.models.workspace import Workspace
@@ -30,14 +31,31 @@ __all__ = ["CausalLM", "DecoderLayer"]
 class DecoderLayer:
     """Weights of one layer."""
 
-    input_norm: torch.Tensor  # [hidden]
+    input_norm: torch.Tensor | None  # [hidden]; None: attention reads the residual itself
     qkv: Linear  # rows: n_heads q, n_kv_heads k, n_kv_heads v, each of head_dim
-    q_norm: torch.Tensor | None  # [head_dim], rows interleaved like q's
-    k_norm: torch.Tensor | None  # [head_dim]
+    q_norm: torch.Tensor | None  # [head_dim] or [n_heads * head_dim], in the order of q's rows
+    k_norm: torch.Tensor | None  # [head_dim] or [n_kv_heads * head_dim]
     o: Linear
-    post_attention_norm: torch.Tensor  # [hidden]
+    attention_norm: torch.Tensor | None  # [hidden], on what attention adds to the residual
+    mlp_input_norm: torch.Tensor | None  # [hidden]
     gate_up: Linear  # rows: intermediate_size gate, intermediate_size up
     down: Linear
+    mlp_norm: torch.Tensor | None  # [hidden], on what the MLP adds to the residual
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every weight of the layer."""
+        norms = (
+            self.input_norm,
+            self.q_norm,
+            self.k_norm,
+            self.attention_norm,
+            self.mlp_input_norm,
+            self.mlp_norm,
+        )
+        found = [norm for norm in norms if norm is not None]
+        for linear in (self.qkv, self.o, self.gate_up, self.down):
+            found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        return found
 
 
 class CausalLM:
@@ -51,16 +69,23 @@ class CausalLM:
         final_norm: torch.Tensor,
         lm_head: Linear,
         rotary: RotaryEmbedding,
+        local_rotary: RotaryEmbedding | None = None,
     ) -> None:
         """embedding: [vocab_size, hidden]; final_norm: [hidden]; all on one device and of one
-        dtype, the rotary table apart."""
+        dtype, the rotary tables apart. local_rotary: of the layers that slide, when not rotary."""
         self.config = config
         self.embedding = embedding
         self.layers = layers
         self.final_norm = final_norm
         self.lm_head = lm_head
         self.rotary = rotary
+        self.local_rotary = local_rotary
         self._layers = layers_for(embedding.device, embedding.dtype)
+        is_silu = config.activation == "silu"
+        self._gate = self._layers.silu_mul if is_silu else self._layers.gelu_mul
+        self._sm_scale = config.head_dim**-0.5 if config.sm_scale is None else config.sm_scale
+        # Rounded like the weights, as the models' authors do.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
 
     @property
     def device(self) -> torch.device:
@@ -81,12 +106,7 @@ class CausalLM:
         if self.lm_head.weight is not self.embedding:
             found.append(self.lm_head.weight)
         for layer in self.layers:
-            found += [layer.input_norm, layer.post_attention_norm]
-            found += [norm for norm in (layer.q_norm, layer.k_norm) if norm is not None]
-            for weights in (layer.qkv, layer.o, layer.gate_up, layer.down):
-                found.append(weights.weight)
-                if weights.bias is not None:
-                    found.append(weights.bias)
+            found += layer.tensors()
         return found
 
     @torch.inference_mode()
@@ -108,13 +128,21 @@ class CausalLM:
         config, ops = self.config, self._layers
         eps = config.rms_norm_eps
         residual = ops.embedding(input_ids, self.embedding)
+        if self._embedding_scale != 1.0:
+            residual.mul_(self._embedding_scale)
         place = ops.place_heads(self.rotary, position_ids, kv_cache, config.n_heads, eps)
+        local = place
+        if self.local_rotary is not None:
+            local = ops.place_heads(self.local_rotary, position_ids, kv_cache, config.n_heads, eps)
         space = Workspace.of(config, residual)
         last_layer_id = len(self.layers) - 1
-        normed = ops.rms_norm(residual, self.layers[0].input_norm, eps)
+        norm = self.layers[0].input_norm
+        normed = residual if norm is None else ops.rms_norm(residual, norm, eps)
         for layer_id, layer in enumerate(self.layers):
             qkv = layer.qkv(normed, space.qkv)
-            attended = self._attend(layer, layer_id, qkv, place, kv_cache, fwd)
+            qkv = qkv.view(qkv.shape[0], config.n_heads + 2 * config.n_kv_heads, config.head_dim)
+            placed = (local if config.is_sliding(layer_id) else place)(layer, layer_id, qkv)
+            attended = self._attend(placed, layer_id, kv_cache, fwd)
             if layer_id == last_layer_id and logits_indices is not None and fwd != "decode":
                 # What follows works row by row, so rows without logits stop here.
                 attended = attended.index_select(0, logits_indices)
@@ -122,37 +150,65 @@ class CausalLM:
                 space = Workspace.of(config, residual)
                 logits_indices = None
             hidden = layer.o(attended, space.hidden)
-            norm = layer.post_attention_norm
-            normed = ops.add_rms_norm(hidden, residual, norm, eps, space.normed)
-            gated = ops.silu_mul(layer.gate_up(normed, space.gate_up), space.gated)
+            normed = self._add(hidden, residual, layer.attention_norm, layer.mlp_input_norm, space)
+            gated = self._gate(layer.gate_up(normed, space.gate_up), space.gated)
             hidden = layer.down(gated, space.hidden)
             is_last = layer_id == last_layer_id
             next_norm = self.final_norm if is_last else self.layers[layer_id + 1].input_norm
-            normed = ops.add_rms_norm(hidden, residual, next_norm, eps, space.normed)
+            normed = self._add(hidden, residual, layer.mlp_norm, next_norm, space)
         if logits_indices is not None and logits_indices.shape[0] != normed.shape[0]:
             normed = normed.index_select(0, logits_indices)
-        return self.lm_head(normed)
+        return self._scaled(self.lm_head(normed))
 
     __call__ = forward
 
-    def _attend(
+    def _add(
         self,
-        layer: DecoderLayer,
-        layer_id: int,
-        qkv: torch.Tensor,
-        place: PlaceHeads,
-        kv_cache: KVCache | None,
-        fwd: str,
+        hidden: torch.Tensor,
+        residual: torch.Tensor,
+        norm: torch.Tensor | None,
+        next_norm: torch.Tensor | None,
+        space: Workspace,
+    ) -> torch.Tensor:
+        """Add hidden, under its norm and scale, to residual in place. Returns what the next product
+        reads: the sum under next_norm, or the sum. Both: [n_rows, hidden]."""
+        config, ops = self.config, self._layers
+        if norm is not None:
+            hidden = ops.rms_norm(hidden, norm, config.rms_norm_eps)
+        if config.residual_scale != 1.0:
+            hidden = hidden.mul_(config.residual_scale)
+        if next_norm is None:
+            return residual.add_(hidden)
+        return ops.add_rms_norm(hidden, residual, next_norm, config.rms_norm_eps, space.normed)
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [n, vocab_size] under the model's divisor and soft cap, changed in place."""
+        config = self.config
+        if config.logit_divisor != 1.0:
+            logits = logits.div_(config.logit_divisor)
+        if config.logit_soft_cap is not None:
+            logits = logits.div_(config.logit_soft_cap).tanh_().mul_(config.logit_soft_cap)
+        return logits
+
+    def _attend(
+        self, placed: Placed, layer_id: int, kv_cache: KVCache | None, fwd: str
     ) -> torch.Tensor:
         """Attention of one layer before its output projection: [total_q, n_heads * head_dim]."""
-        config = self.config
-        n_rows, sm_scale = qkv.shape[0], config.head_dim**-0.5
-        qkv = qkv.view(n_rows, config.n_heads + 2 * config.n_kv_heads, config.head_dim)
-        q, k, v = place(layer, layer_id, qkv)
-        if kv_cache is not None:
-            out = attention(q, k, v, kv_cache, layer_id, fwd=fwd, is_causal=True, sm_scale=sm_scale)
-        else:
+        q, k, v = placed
+        n_rows = q.shape[0]
+        if kv_cache is None:
             assert k is not None and v is not None  # there is no cache that could hold them
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-            out = attention(q, k, v, is_causal=True, sm_scale=sm_scale)
-        return out.reshape(n_rows, config.n_heads * config.head_dim)
+        out = attention(
+            q,
+            k,
+            v,
+            kv_cache,
+            layer_id,
+            is_causal=True,
+            fwd=None if kv_cache is None else fwd,
+            sm_scale=self._sm_scale,
+            window=self.config.window_of(layer_id),
+            soft_cap=self.config.attn_soft_cap,
+        )
+        return out.reshape(n_rows, -1)

@@ -30,9 +30,9 @@ class HeadNorms(Protocol):
     """The norms of a layer's query and key heads; None without."""
 
     @property
-    def q_norm(self) -> torch.Tensor | None: ...  # [head_dim]
+    def q_norm(self) -> torch.Tensor | None: ...  # [head_dim] or [n_heads * head_dim]
     @property
-    def k_norm(self) -> torch.Tensor | None: ...  # [head_dim]
+    def k_norm(self) -> torch.Tensor | None: ...  # [head_dim] or [n_kv_heads * head_dim]
 
 
 # (layer, layer_id, qkv [total_q, n_heads + 2 n_kv_heads, head_dim]) -> heads ready to attend
@@ -71,6 +71,18 @@ class Layers:
         n = gate_up.shape[1] // 2
         return F.silu(gate_up[:, :n]).mul_(gate_up[:, n:])
 
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """gelu(gate) * up with the tanh form of GELU; otherwise as `silu_mul`."""
+        n = gate_up.shape[1] // 2
+        return F.gelu(gate_up[:, :n], approximate="tanh").mul_(gate_up[:, n:])
+
+    def norm_heads(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMS norm of heads [n_rows, n, head_dim]: of each where weight is [head_dim], of all as
+        one vector where it is [n * head_dim]."""
+        if weight.shape[0] == heads.shape[-1]:
+            return self.rms_norm(heads, weight, eps)
+        return self.rms_norm(heads.flatten(1), weight, eps).view(heads.shape)
+
     def place_heads(
         self,
         rotary: RotaryEmbedding,
@@ -90,8 +102,8 @@ class Layers:
                 # q and k turn by the same table: one rotation for both.
                 qk = apply_rotary_emb(qkv[:, :n_turned], freqs_cis)
                 return qk[:, :n_heads], qk[:, n_heads:], v
-            q = self.rms_norm(qkv[:, :n_heads], layer.q_norm, eps)
-            k = self.rms_norm(qkv[:, n_heads:n_turned], layer.k_norm, eps)
+            q = self.norm_heads(qkv[:, :n_heads], layer.q_norm, eps)
+            k = self.norm_heads(qkv[:, n_heads:n_turned], layer.k_norm, eps)
             return apply_rotary_emb(q, freqs_cis), apply_rotary_emb(k, freqs_cis), v
 
         return place

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaLayers"]
 
-_KERNELS = ("embedding", "rms_norm", "add_rms_norm", "silu_mul", "rotary_store_kv")
+_KERNELS = ("embedding", "rms_norm", "add_rms_norm", "silu_mul", "gelu_mul", "rotary_store_kv")
 _MAX_HEAD_DIM = 256  # of rotary_store_kv, whose vectors are 8 values
 
 
@@ -47,6 +47,9 @@ class CudaLayers(Layers):
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return ops.silu_mul(gate_up, out)
 
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        return ops.gelu_mul(gate_up, out)
+
     def place_heads(
         self,
         rotary: RotaryEmbedding,
@@ -58,26 +61,34 @@ class CudaLayers(Layers):
         """Norms, rotation and the write to the cache are one launch, where there is a cache and the
         attention backend takes what is written there."""
         table = rotary.freqs_cis
-        head_dim = 2 * table.shape[1]
-        if kv_cache is None or head_dim % 8 or head_dim > _MAX_HEAD_DIM or not reads_written_kv():
+        rotary_dim = 2 * table.shape[1]
+        if kv_cache is None or rotary_dim % 8 or not reads_written_kv():
+            return super().place_heads(rotary, position_ids, kv_cache, n_heads, eps)
+        head_dim = kv_cache.k_buffer.shape[-1]
+        if head_dim % 8 or head_dim > _MAX_HEAD_DIM:
             return super().place_heads(rotary, position_ids, kv_cache, n_heads, eps)
         cache = kv_cache
 
         def place(layer: HeadNorms, layer_id: int, qkv: torch.Tensor) -> Placed:
             n_turned = (qkv.shape[1] + n_heads) // 2  # q and k heads
-            q = qkv[:, :n_heads]
             k_cache, v_cache = layer_kv(cache, layer_id)
+            q, k = qkv[:, :n_heads], qkv[:, n_heads:n_turned]
+            q_norm, k_norm = layer.q_norm, layer.k_norm
+            if q_norm is not None and k_norm is not None and len(q_norm) != head_dim:
+                # The kernel norms single heads.
+                q, k = self.norm_heads(q, q_norm, eps), self.norm_heads(k, k_norm, eps)
+                q_norm = k_norm = None
             ops.rotary_store_kv(
                 q,
-                qkv[:, n_heads:n_turned],
+                k,
                 qkv[:, n_turned:],
                 table,
                 k_cache,
                 v_cache,
                 cache.out_cache_loc,
                 positions=position_ids,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
+                q_norm=q_norm,
+                k_norm=k_norm,
                 eps=eps,
                 q_out=q,
             )

@@ -8,9 +8,8 @@ __all__ = ["LLAMA"]
 
 LLAMA = Family(
     name="llama",
-    hf_architecture="LlamaForCausalLM",
+    hf_architectures=("LlamaForCausalLM",),
     gguf_architecture="llama",
-    has_qk_norm=False,
     gguf_rows_interleaved=True,
     hf_defaults={"max_position_embeddings": 2048},
 )

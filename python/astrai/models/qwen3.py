@@ -8,9 +8,15 @@ __all__ = ["QWEN3"]
 
 QWEN3 = Family(
     name="qwen3",
-    hf_architecture="Qwen3ForCausalLM",
+    hf_architectures=("Qwen3ForCausalLM",),
     gguf_architecture="qwen3",
-    has_qk_norm=True,
-    gguf_rows_interleaved=False,
-    hf_defaults={"max_position_embeddings": 32768, "head_dim": 128},
+    qk_norm="head",
+    sliding_pattern=(True,),
+    hf_defaults={
+        "max_position_embeddings": 32768,
+        "head_dim": 128,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
 )

@@ -16,6 +16,7 @@ class RandomWeights:
     """A `WeightSource` that makes each tensor where it belongs. Norms are ones."""
 
     rows_interleaved = True  # random rows are in no order
+    norm_offset = 0.0
 
     def __init__(self, config: ModelConfig, seed: int = 0, std: float = _STD) -> None:
         self._shapes = dict(expected_shapes(config))

@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 from astrai.models.families import Family
+from astrai.models.gemma2 import GEMMA2
+from astrai.models.gemma3 import GEMMA3
+from astrai.models.glm4 import GLM4
+from astrai.models.granite import GRANITE
 from astrai.models.llama import LLAMA
+from astrai.models.mistral import MISTRAL
+from astrai.models.olmo2 import OLMO2
+from astrai.models.phi3 import PHI3
+from astrai.models.qwen2 import QWEN2
 from astrai.models.qwen3 import QWEN3
 
-__all__ = ["FAMILIES", "family_of_gguf", "family_of_hf"]
+__all__ = ["FAMILIES", "family_named", "family_of_gguf", "family_of_hf"]
 
-FAMILIES: tuple[Family, ...] = (LLAMA, QWEN3)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    PHI3,
+    OLMO2,
+    GRANITE,
+    GLM4,
+    GEMMA2,
+    GEMMA3,
+)
+
+
+def family_named(name: str) -> Family:
+    """The family of `ModelConfig.architecture`; ValueError names those there are."""
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    known = ", ".join(family.name for family in FAMILIES)
+    raise ValueError(f"architecture {name!r} is no family; there are {known}.")
 
 
 def family_of_hf(architecture: object) -> Family:
     """The family of a config.json architecture; ValueError names those supported."""
     for family in FAMILIES:
-        if family.hf_architecture == architecture:
+        if architecture in family.hf_architectures:
             return family
-    known = ", ".join(family.hf_architecture for family in FAMILIES)
+    known = ", ".join(name for family in FAMILIES for name in family.hf_architectures)
     raise ValueError(f"architecture {architecture!r} is not supported; supported are {known}.")
 
 
 def family_of_gguf(architecture: object) -> Family:
     """The family of a GGUF general.architecture; ValueError names those supported."""
-    for family in FAMILIES:
+    named = [family for family in FAMILIES if family.gguf_architecture is not None]
+    for family in named:
         if family.gguf_architecture == architecture:
             return family
-    known = ", ".join(family.gguf_architecture for family in FAMILIES)
+    known = ", ".join(str(family.gguf_architecture) for family in named)
     raise ValueError(
         f"general.architecture {architecture!r} is not supported; supported are {known}."
     )

@@ -1,4 +1,4 @@
-"""Rotary frequencies: reading a checkpoint's RoPE settings and turning them into a cos/sin table.
+"""Rotary frequencies: a checkpoint's RoPE settings and the cos/sin table that they make.
 
 Formulas follow the models' authors as transformers spells them
 (https://github.com/huggingface/transformers, modeling_rope_utils.py), in float32 like there, so
@@ -8,15 +8,13 @@ Pure functions; no state."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-__all__ = ["ROPE_TYPES", "RopeConfig", "cos_sin_table", "inverse_frequencies", "rope_from_hf"]
+__all__ = ["ROPE_TYPES", "RopeConfig", "cos_sin_table", "inverse_frequencies"]
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,70 +27,43 @@ class RopeConfig:
     original_max_len: int | None = None  # tokens; None = the model's max_position_embeddings
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float | None = None  # yarn; None = derived from factor and mscale
+    attention_factor: float | None = None  # yarn, longrope; None = derived from the others
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
     truncate: bool = True  # yarn: whole-numbered correction range
-    # GGUF `rope_freqs.weight`, [head_dim / 2]: what each pair's frequency is divided by.
+    # longrope, [rotary_dim / 2]: what each pair's frequency is divided by, for sequences within
+    # original_max_len and for longer ones.
+    short_factors: tuple[float, ...] | None = None
+    long_factors: tuple[float, ...] | None = None
+    partial_factor: float = 1.0  # part of each head that rotates
+    # GGUF `rope_freqs.weight`, [rotary_dim / 2]: what each pair's frequency is divided by.
     frequency_divisors: tuple[float, ...] | None = None
 
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions of a head that rotate, the first ones."""
+        return int(head_dim * self.partial_factor)
 
-def rope_from_hf(config: Mapping[str, Any]) -> RopeConfig:
-    """RoPE settings of a config.json, in the transformers 4 spelling (`rope_theta`, `rope_scaling`
-    with `type` or `rope_type`) or the transformers 5 one (`rope_parameters`).
-
-    Raises ValueError that names the setting for anything this engine does not compute."""
-    spelled = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
-    given = config.get(spelled) or {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{spelled} must be an object, got {type(given).__name__}.")
-    if any(isinstance(value, Mapping) for value in given.values()):
-        raise ValueError(f"{spelled} differs by layer type, which this version does not support.")
-    rope_type = given.get("rope_type", given.get("type", "default"))
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(
-            f"{spelled} has rope_type {rope_type!r}; supported are {', '.join(ROPE_TYPES)}."
-        )
-    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {partial!r}; only 1.0 is supported.")
-
-    def number(key: str, default: float | None, minimum: float = 0.0) -> Any:
-        value = given.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > minimum:
-            raise ValueError(f"{spelled}.{key} must be a number above {minimum:g}, got {value!r}.")
-        return value
-
-    original = number("original_max_position_embeddings", None)
-    if original is None:
-        original = config.get("original_max_position_embeddings")
-    factor = number("factor", None)
-    if factor is None:
-        max_len = config.get("max_position_embeddings")
-        if rope_type == "yarn" and original and max_len:
-            factor = max_len / original
-        elif rope_type != "default":
-            raise ValueError(f"{spelled}.factor is missing (rope_type {rope_type!r} needs it).")
-    return RopeConfig(
-        rope_type=rope_type,
-        theta=float(number("rope_theta", config.get("rope_theta") or 10000.0)),
-        factor=float(factor or 1.0),
-        original_max_len=None if original is None else int(original),
-        low_freq_factor=float(number("low_freq_factor", 1.0)),
-        high_freq_factor=float(number("high_freq_factor", 4.0)),
-        attention_factor=number("attention_factor", None),
-        beta_fast=float(number("beta_fast", 32.0)),
-        beta_slow=float(number("beta_slow", 1.0)),
-        mscale=number("mscale", None),
-        mscale_all_dim=number("mscale_all_dim", None),
-        truncate=bool(given.get("truncate", True)),
-    )
+    def check(self, head_dim: int) -> None:
+        """Raises ValueError for settings that do not fit heads of this size."""
+        rotary_dim = self.rotary_dim(head_dim)
+        if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+            raise ValueError(
+                f"partial_rotary_factor {self.partial_factor} of head_dim {head_dim} is "
+                f"{rotary_dim} dimensions; an even number from 2 to head_dim is needed."
+            )
+        vectors = {
+            "short_factor": self.short_factors,
+            "long_factor": self.long_factors,
+            "rope_freqs.weight": self.frequency_divisors,
+        }
+        for name, values in vectors.items():
+            if values is not None and len(values) != rotary_dim // 2:
+                raise ValueError(
+                    f"{name} has {len(values)} numbers; {rotary_dim} rotary dimensions need "
+                    f"{rotary_dim // 2}."
+                )
 
 
 def inverse_frequencies(
@@ -101,7 +72,8 @@ def inverse_frequencies(
     """Angle per position of each rotated pair, and the factor on cos and sin.
 
     max_position_embeddings: the model's context in tokens. max_len: longest sequence served, which
-    only dynamic NTK looks at. Returns (float32 [head_dim / 2], attention factor)."""
+    dynamic NTK and longrope look at. Returns (float32 [rotary_dim / 2], attention factor)."""
+    head_dim = rope.rotary_dim(head_dim)
     original = rope.original_max_len or max_position_embeddings
     theta = rope.theta
     if rope.rope_type == "dynamic":
@@ -119,6 +91,13 @@ def inverse_frequencies(
         inv_freq = _llama3(rope, inv_freq, original)
     elif rope.rope_type == "yarn":
         inv_freq, scale = _yarn(rope, inv_freq, head_dim, original)
+    elif rope.rope_type == "longrope":
+        # One table serves every length, so the longest sequence served says which factors hold.
+        is_long = (max_len or max_position_embeddings) > original
+        factors = rope.long_factors if is_long else rope.short_factors
+        assert factors is not None  # the readers have checked
+        inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents)
+        scale = _longrope_attention_factor(rope, original)
     if rope.frequency_divisors is not None:
         inv_freq = inv_freq / torch.tensor(rope.frequency_divisors, dtype=torch.float32)
     return inv_freq, scale
@@ -127,7 +106,7 @@ def inverse_frequencies(
 def cos_sin_table(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_len: int
 ) -> torch.Tensor:
-    """float32 [max_len, head_dim / 2, 2]: cos and sin of each pair's angle at each position."""
+    """float32 [max_len, rotary_dim / 2, 2]: cos and sin of each pair's angle at each position."""
     inv_freq, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, max_len)
     angles = torch.outer(torch.arange(max_len, dtype=torch.float32), inv_freq)
     return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=-1)
@@ -178,3 +157,10 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
     return magnitude(1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig, original: int) -> float:
+    """LongRoPE (Ding et al., 2024, section 3.3)."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    return math.sqrt(1 + math.log(rope.factor) / math.log(original)) if rope.factor > 1 else 1.0

@@ -15,7 +15,7 @@ __all__ = ["RotaryEmbedding"]
 class RotaryEmbedding(nn.Module):
     """Interleaved rotary table, float32 whatever the model's dtype.
 
-    freqs_cis: float32 [max_len, head_dim / 2, 2], the pairs (cos, sin)."""
+    freqs_cis: float32 [max_len, rotary_dim / 2, 2], the pairs (cos, sin)."""
 
     freqs_cis: torch.Tensor
 
@@ -36,7 +36,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("freqs_cis", table.to(device), persistent=False)
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """position_ids: integers of any shape below max_len. Returns [*shape, head_dim / 2, 2]:
+        """position_ids: integers of any shape below max_len. Returns [*shape, rotary_dim / 2, 2]:
         [total_q, ...] for packed positions, [batch, seq_len, ...] for two-dimensional ones."""
         if position_ids.dim() == 1:
             return self.freqs_cis.index_select(0, position_ids)

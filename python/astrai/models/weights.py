@@ -13,6 +13,8 @@ import torch
 
 from astrai.models.config import ModelConfig
 from astrai.models.errors import ModelLoadError
+from astrai.models.families import Family, LayerNames
+from astrai.models.registry import family_named
 
 __all__ = ["WeightSource", "check_weights", "expected_shapes", "interleaved_rows", "layer_prefix"]
 
@@ -22,6 +24,7 @@ class WeightSource(Protocol):
 
     # True when q and k rows (and their norms) already pair neighbours (0,1), (2,3), ...
     rows_interleaved: bool
+    norm_offset: float  # what norm weights leave out, to be added
 
     def names(self) -> set[str]: ...
 
@@ -49,32 +52,50 @@ def layer_prefix(layer_id: int) -> str:
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(name, shape) of every tensor the model needs; an iterator, since n_layers is input."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     if not config.tie_word_embeddings:
-        yield "lm_head.weight", (config.vocab_size, hidden)
-    yield "model.norm.weight", (hidden,)
-    linears = {
-        "self_attn.q_proj": (q_rows, hidden, config.attention_bias),
-        "self_attn.k_proj": (kv_rows, hidden, config.attention_bias),
-        "self_attn.v_proj": (kv_rows, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, q_rows, config.attention_bias),
-        "mlp.gate_proj": (ffn, hidden, config.mlp_bias),
-        "mlp.up_proj": (ffn, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, ffn, config.mlp_bias),
-    }
+        yield "lm_head.weight", (config.vocab_size, config.hidden_size)
+    yield "model.norm.weight", (config.hidden_size,)
+    family = family_named(config.architecture)
+    norms = _norm_sizes(config, family)
+    linears = _linear_sizes(config, family.layer)
     for layer_id in range(config.n_layers):
         prefix = layer_prefix(layer_id)
-        yield prefix + "input_layernorm.weight", (hidden,)
-        yield prefix + "post_attention_layernorm.weight", (hidden,)
-        if config.use_qk_norm:
-            yield prefix + "self_attn.q_norm.weight", (config.head_dim,)
-            yield prefix + "self_attn.k_norm.weight", (config.head_dim,)
-        for name, (n_rows, n_columns, has_bias) in linears.items():
+        for name, size in norms:
+            yield f"{prefix}{name}.weight", (size,)
+        for name, n_rows, n_columns, has_bias in linears:
             yield f"{prefix}{name}.weight", (n_rows, n_columns)
             if has_bias:
                 yield f"{prefix}{name}.bias", (n_rows,)
+
+
+def _norm_sizes(config: ModelConfig, family: Family) -> list[tuple[str, int]]:
+    """(module, size) of each norm of a layer."""
+    names = family.layer
+    found = (names.input_norm, names.attention_norm, names.mlp_input_norm, names.mlp_norm)
+    sizes = [(name, config.hidden_size) for name in found if name is not None]
+    if config.use_qk_norm:
+        is_whole = family.qk_norm == "projection"
+        sizes.append((names.q_norm, config.head_dim * (config.n_heads if is_whole else 1)))
+        sizes.append((names.k_norm, config.head_dim * (config.n_kv_heads if is_whole else 1)))
+    return sizes
+
+
+def _linear_sizes(config: ModelConfig, names: LayerNames) -> list[tuple[str, int, int, bool]]:
+    """(module, rows, columns, has a bias) of each projection of a layer."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    qkv = (q_rows, kv_rows, kv_rows) if len(names.qkv) == 3 else (q_rows + 2 * kv_rows,)
+    gate_up = (ffn, ffn) if len(names.gate_up) == 2 else (2 * ffn,)
+    return [
+        *((name, n, hidden, config.attention_bias) for name, n in zip(names.qkv, qkv, strict=True)),
+        (names.o, hidden, q_rows, config.o_bias),
+        *(
+            (name, n, hidden, config.mlp_bias)
+            for name, n in zip(names.gate_up, gate_up, strict=True)
+        ),
+        (names.down, hidden, ffn, config.mlp_bias),
+    ]
 
 
 def check_weights(config: ModelConfig, source: WeightSource) -> None:
@@ -108,10 +129,12 @@ def check_weights(config: ModelConfig, source: WeightSource) -> None:
             )
 
 
-def interleaved_rows(n_heads: int, head_dim: int) -> torch.Tensor:
+def interleaved_rows(n_heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:
     """int64 [n_heads * head_dim]: where each row of a half-split projection goes so that the pair
-    (i, i + head_dim / 2) of a head lies side by side at (2i, 2i + 1)."""
+    (i, i + rotary_dim / 2) of a head lies side by side at (2i, 2i + 1); rows of a head from
+    rotary_dim on stay."""
     row = torch.arange(n_heads * head_dim)
     within = row % head_dim
-    half = head_dim // 2
-    return row - within + (within % half) * 2 + within // half
+    half = rotary_dim // 2
+    paired = (within % half) * 2 + within // half
+    return row - within + torch.where(within < rotary_dim, paired, within)

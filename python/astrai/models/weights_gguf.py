@@ -16,9 +16,10 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from astrai.models.errors import ModelLoadError
+from astrai.models.families import Family, LayerNames
 from astrai.models.gguf_file import GGUFFile, GGUFTensor
 
-__all__ = ["GGUF_LAYER_NAMES", "GGUF_TOP_NAMES", "GGUFSource", "read_vector"]
+__all__ = ["GGUF_TOP_NAMES", "GGUFSource", "gguf_layer_names", "read_vector"]
 
 # float32 values dequantised at a time. Larger pieces spread the cost of numpy's dozen calls.
 _PIECE_ELEMENTS = 1024 * 1024
@@ -28,32 +29,42 @@ GGUF_TOP_NAMES = {
     "output.weight": "lm_head.weight",
     "output_norm.weight": "model.norm.weight",
 }
-GGUF_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NOT_WEIGHTS = {"rope_freqs.weight"}  # part of the RoPE settings
+# Part of the RoPE settings.
+_NOT_WEIGHTS = {"rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"}
+
+
+def gguf_layer_names(layer: LayerNames) -> dict[str, str]:
+    """The modules of a layer by their names in GGUF files, which follow what a module does."""
+    names = {
+        "attn_norm": layer.input_norm,
+        "post_attention_norm": layer.attention_norm,
+        "ffn_norm": layer.mlp_input_norm,
+        "post_ffw_norm": layer.mlp_norm,
+        "attn_q_norm": layer.q_norm,
+        "attn_k_norm": layer.k_norm,
+        "attn_output": layer.o,
+        "ffn_down": layer.down,
+    }
+    qkv = ("attn_q", "attn_k", "attn_v") if len(layer.qkv) == 3 else ("attn_qkv",)
+    gate_up = ("ffn_gate", "ffn_up") if len(layer.gate_up) == 2 else ("ffn_up",)
+    names.update(zip(qkv, layer.qkv, strict=True))
+    names.update(zip(gate_up, layer.gate_up, strict=True))
+    return {short: module for short, module in names.items() if module is not None}
 
 
 class GGUFSource:
     """`WeightSource` over a GGUF file."""
 
-    def __init__(self, file: GGUFFile, rows_interleaved: bool) -> None:
-        """rows_interleaved: the family's convention for q and k rows in GGUF files.
+    norm_offset = 0.0
+
+    def __init__(self, file: GGUFFile, family: Family) -> None:
+        """family: whose names and order of q and k rows the file follows.
         Raises ModelLoadError for a tensor of a type that cannot be dequantised."""
-        self.rows_interleaved = rows_interleaved
+        self.rows_interleaved = family.gguf_rows_interleaved
         self._file = file
+        layer_names = gguf_layer_names(family.layer)
         self._tensors = {
-            _canonical(name): tensor
+            _canonical(name, layer_names): tensor
             for name, tensor in file.tensors.items()
             if name not in _NOT_WEIGHTS
         }
@@ -138,16 +149,11 @@ def _read(file: GGUFFile, tensor: GGUFTensor, begin: int, end: int) -> npt.NDArr
     return np.asarray(values, dtype=np.float32)
 
 
-def _canonical(name: str) -> str:
+def _canonical(name: str, layer_names: dict[str, str]) -> str:
     """The canonical name of a GGUF tensor, or the name itself where there is none."""
     if name in GGUF_TOP_NAMES:
         return GGUF_TOP_NAMES[name]
     parts = name.split(".")
-    if (
-        len(parts) == 4
-        and parts[0] == "blk"
-        and parts[1].isdecimal()
-        and parts[2] in GGUF_LAYER_NAMES
-    ):
-        return f"model.layers.{int(parts[1])}.{GGUF_LAYER_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in layer_names:
+        return f"model.layers.{int(parts[1])}.{layer_names[parts[2]]}.{parts[3]}"
     return name

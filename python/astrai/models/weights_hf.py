@@ -38,10 +38,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 class SafetensorsSource:
     """`WeightSource` over the safetensors files of a folder. Single-threaded."""
 
-    rows_interleaved = False
-
-    def __init__(self, folder: Path) -> None:
-        """Raises ModelLoadError for files that are missing, cut off, or that the index belies."""
+    def __init__(
+        self, folder: Path, rows_interleaved: bool = False, norm_offset: float = 0.0
+    ) -> None:
+        """rows_interleaved, norm_offset: the family's conventions, see `Family`.
+        Raises ModelLoadError for files that are missing, cut off, or that the index belies."""
+        self.rows_interleaved = rows_interleaved
+        self.norm_offset = norm_offset
         self._folder = folder
         self._file_of: dict[str, Path] = {}
         self._open: tuple[Path, Any] | None = None

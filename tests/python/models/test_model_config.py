@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from astrai.models.config import config_from_gguf, config_from_hf
+from astrai.models.config_gguf import config_from_gguf
+from astrai.models.config_hf import config_from_hf
 
 HF: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,6 +72,8 @@ def test_end_ids_may_be_null_one_or_several(value: Any, ids: tuple[int, ...]) ->
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": 1.0}}}, "layer type"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"use_sliding_window": True}, "sliding-window"),
         ({"layer_types": ["sliding_attention"]}, "sliding-window"),
@@ -110,7 +113,7 @@ def test_gguf_rope_scaling_is_read() -> None:
         ({"qwen3.block_count": None}, "qwen3.block_count"),
         ({"qwen3.attention.head_count": 0}, "head_count"),
         ({"qwen3.attention.value_length": 16}, "value_length"),
-        ({"qwen3.rope.dimension_count": 16}, "rope.dimension_count"),
+        ({"qwen3.rope.dimension_count": 40}, "40 dimensions"),
         ({"qwen3.rope.scaling.type": "longrope"}, "longrope"),
         ({"qwen3.expert_count": 8}, "expert_count"),
         ({"qwen3.attention.layer_norm_rms_epsilon": 0.0}, "epsilon"),

@@ -10,7 +10,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from astrai.models.rope import RopeConfig, cos_sin_table, inverse_frequencies, rope_from_hf
+from astrai.models.rope import RopeConfig, cos_sin_table, inverse_frequencies
+from astrai.models.rope_hf import rope_from_hf
 from astrai.models.rotary import RotaryEmbedding
 
 HEAD_DIM = 64
@@ -127,7 +128,7 @@ def test_gguf_divisors_divide() -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": math.nan}}, "factor"),
         ({"rope_scaling": 3}, "rope_scaling"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "layer type"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"rope_theta": "big"}, "rope_theta"),
     ],
 )

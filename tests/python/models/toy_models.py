@@ -10,14 +10,33 @@ import gguf
 import numpy as np
 import torch
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from astrai.models.weights_gguf import GGUF_LAYER_NAMES, GGUF_TOP_NAMES
+from astrai.models.registry import family_of_gguf
+from astrai.models.weights_gguf import GGUF_TOP_NAMES, gguf_layer_names
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -45,6 +64,58 @@ def llama(seed: int = 0, **changes: Any) -> PreTrainedModel:
 
 def qwen3(seed: int = 0, **changes: Any) -> PreTrainedModel:
     return _made(Qwen3ForCausalLM, Qwen3Config(**{**SIZES, "head_dim": 32, **changes}), seed)
+
+
+def qwen2(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    return _made(Qwen2ForCausalLM, Qwen2Config(**{**SIZES, **changes}), seed)
+
+
+def mistral(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    return _made(
+        MistralForCausalLM, MistralConfig(**{**SIZES, "sliding_window": 6, **changes}), seed
+    )
+
+
+def ministral(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, "num_hidden_layers": 3, "sliding_window": 6, "head_dim": 16}
+    return _made(MinistralForCausalLM, MinistralConfig(**{**sizes, **changes}), seed)
+
+
+def phi3(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, "pad_token_id": 0, "original_max_position_embeddings": 128}
+    return _made(Phi3ForCausalLM, Phi3Config(**{**sizes, **changes}), seed)
+
+
+def olmo2(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    return _made(Olmo2ForCausalLM, Olmo2Config(**{**SIZES, **changes}), seed)
+
+
+def granite(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    scales = {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.4,
+    }
+    return _made(GraniteForCausalLM, GraniteConfig(**{**SIZES, **scales, **changes}), seed)
+
+
+def glm4(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, "head_dim": 16, "pad_token_id": 0}
+    return _made(Glm4ForCausalLM, Glm4Config(**{**sizes, **changes}), seed)
+
+
+GEMMA_SIZES = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": 6}
+
+
+def gemma2(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    caps = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    return _made(Gemma2ForCausalLM, Gemma2Config(**{**GEMMA_SIZES, **caps, **changes}), seed)
+
+
+def gemma3(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**GEMMA_SIZES, "num_hidden_layers": 4, "sliding_window_pattern": 3}
+    return _made(Gemma3ForCausalLM, Gemma3TextConfig(**{**sizes, **changes}), seed)
 
 
 def _made(kind: Callable[[Any], Any], config: Any, seed: int) -> PreTrainedModel:
@@ -84,7 +155,8 @@ def write_gguf(
     """Write a model as GGUF with the gguf package's writer. Returns the float32 value that each
     tensor has after quantisation, by Hugging Face name and in Hugging Face row order."""
     config = model.config
-    arch = config.model_type
+    arch = config.model_type.removesuffix("_text")
+    family = family_of_gguf(arch)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -93,23 +165,27 @@ def write_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     extra(writer)
     names = {hf: name for name, hf in GGUF_TOP_NAMES.items()}
     stored: dict[str, np.ndarray] = {}
     for hf_name, weight in model.state_dict().items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        name = names.get(hf_name) or _layer_name(hf_name)
+        name = names.get(hf_name) or _layer_name(hf_name, gguf_layer_names(family.layer))
         values = weight.numpy()
+        if "norm" in name:
+            values = values + np.float32(family.norm_offset)  # as the usual converter does
         kind = quantisation if values.ndim > 1 else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(values, kind)
         stored[hf_name] = gguf.quants.dequantize(packed, kind)
         n_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
         module = hf_name.split(".")[-2]
-        if arch == "llama" and module in n_heads:
+        if family.gguf_rows_interleaved and not family.hf_rows_interleaved and module in n_heads:
             packed = llama_interleaved(packed, n_heads[module])
         writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
@@ -119,8 +195,8 @@ def write_gguf(
     return stored
 
 
-def _layer_name(hf_name: str) -> str:
+def _layer_name(hf_name: str, layer_names: dict[str, str]) -> str:
     _, _, layer_id, rest = hf_name.split(".", 3)
     module, _, suffix = rest.rpartition(".")
-    (short,) = [name for name, hf in GGUF_LAYER_NAMES.items() if hf == module]
+    (short,) = [name for name, hf in layer_names.items() if hf == module]
     return f"blk.{layer_id}.{short}.{suffix}"

@@ -1,0 +1,278 @@
+"""Every family against transformers: logits, and greedy ids through the engine however it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toy_models import (
+    gemma2,
+    gemma3,
+    glm4,
+    granite,
+    ministral,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    reference_logits,
+    write_gguf,
+)
+from transformers import PreTrainedModel
+
+from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
+from astrai.models import LoadedModel, ModelLoadError, load_model
+from astrai.sampling import SamplingParams
+
+TOLERANCE = 1e-4  # float32 sums in another order, on logits of size 10
+N_PAIRS = 8  # of a head of 16 dimensions
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * n for n in range(N_PAIRS)],
+    "long_factor": [2.0 + 0.5 * n for n in range(N_PAIRS)],
+}
+PARTIAL_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.4, 1.5, 1.6],
+    "long_factor": [2.0, 2.1, 2.3, 2.4, 2.5, 2.6],
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+}
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": qwen2,
+    "qwen2_upper_layers_slide": lambda: qwen2(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "qwen3_upper_layers_slide": lambda: qwen3(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1
+    ),
+    "mistral": mistral,
+    "mistral_without_window": lambda: mistral(seed=1, sliding_window=None),
+    "ministral": lambda: ministral(
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
+    "phi3": phi3,
+    "phi3_partial": lambda: phi3(partial_rotary_factor=0.5),
+    "phi3_sliding": lambda: phi3(sliding_window=7),
+    "phi3_longrope": lambda: phi3(rope_parameters={**LONGROPE, "rope_theta": 10000.0}),
+    "phi3_partial_longrope": lambda: phi3(
+        rope_parameters=PARTIAL_LONGROPE, original_max_position_embeddings=64
+    ),
+    "olmo2": olmo2,
+    "olmo2_one_kv_head": lambda: olmo2(num_key_value_heads=1),
+    "granite": lambda: granite(seed=2),
+    "granite_biased": lambda: granite(attention_bias=True, mlp_bias=True),
+    "glm4": glm4,
+    "gemma2": gemma2,
+    "gemma2_without_caps": lambda: gemma2(
+        attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": gemma3,
+    "gemma3_scaled": lambda: gemma3(
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        }
+    ),
+}
+PROMPTS = [
+    [3, 17, 90, 4, 4, 61, 33, 8, 71, 25, 2, 19, 50],
+    [5],
+    [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62],
+    [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 9, 7],
+]
+N_NEW = 12
+MODES: dict[str, dict[str, Any]] = {
+    "contiguous": {"max_batch_size": 4},
+    "chunks_of_5": {"max_batch_size": 4, "prefill_chunk": 5},
+    "paged_chunks_of_3": {
+        "kv_mode": "paged",
+        "page_size": 4,
+        "max_batch_size": 4,
+        "prefill_chunk": 3,
+    },
+}
+
+
+def max_len_of(name: str) -> int | None:
+    """Tokens to serve: with longrope those for which transformers takes the short factors."""
+    return 64 if "longrope" in name else None
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
+    @cache
+    def load(name: str) -> LoadedModel:
+        folder = tmp_path_factory.mktemp(name)
+        MODELS[name]().save_pretrained(folder)
+        return load_model(
+            folder, device="cpu", dtype="float32", progress=False, max_seq_len=max_len_of(name)
+        )
+
+    return load
+
+
+@cache
+def reference_ids(name: str) -> list[list[int]]:
+    """Greedy ids of transformers without a cache, so that nothing of it can hide a mistake."""
+    model = MODELS[name]()
+    texts = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(N_NEW):
+            best = reference_logits(model, ids)[-1].topk(2)
+            assert best.values[0] - best.values[1] > 1e-3, "a tie would make this prompt useless"
+            ids.append(int(best.indices[0]))
+        texts.append(ids[len(prompt) :])
+    return texts
+
+
+def greedy(engine: InferenceEngine, prompts: list[list[int]]) -> list[list[int]]:
+    """N_NEW greedy ids of each prompt, all submitted at once."""
+    arrived: Queue[list[TokenEvent]] = Queue()
+    params = SamplingParams(temperature=0, max_tokens=N_NEW, ignore_eos=True)
+    requests = [GenerationRequest(prompt, params, every_token=True) for prompt in prompts]
+    names = [engine.client.submit(request, arrived.put) for request in requests]
+    texts: dict[str, list[int]] = {name: [] for name in names}
+    n_finished = 0
+    while n_finished < len(prompts):
+        for event in arrived.get(timeout=60):
+            assert event.finish_reason in (None, "length"), event
+            texts[event.request_id] += event.token_ids
+            n_finished += event.finish_reason is not None
+    return [texts[name] for name in names]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str, loaded: Callable[[str], LoadedModel]) -> None:
+    model = loaded(name).model
+    ids = PROMPTS[2] + PROMPTS[0]
+    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
+    torch.testing.assert_close(
+        logits, reference_logits(MODELS[name](), ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_ids_are_those_of_transformers(
+    name: str, mode: str, loaded: Callable[[str], LoadedModel]
+) -> None:
+    model = loaded(name)
+    expected = reference_ids(name)
+    with InferenceEngine(model.model, None, end_ids=(), **MODES[mode]) as engine:
+        assert [greedy(engine, [prompt])[0] for prompt in PROMPTS] == expected
+        assert greedy(engine, PROMPTS) == expected
+        if "paged" in mode:
+            assert engine.get_stats()["prefix_hit_tokens"] > 0  # type: ignore[operator]
+
+
+def test_longrope_takes_the_long_factors_where_longer_texts_are_served(tmp_path: Path) -> None:
+    reference = phi3(rope_parameters=PARTIAL_LONGROPE, original_max_position_embeddings=16)
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
+    ids = PROMPTS[2] + PROMPTS[0]
+    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
+    torch.testing.assert_close(
+        logits, reference_logits(reference, ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+GGUF_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": qwen2,
+    "phi3": lambda: phi3(sliding_window=7),
+    "olmo2": olmo2,
+    "granite": granite,
+    "glm4": glm4,
+    # The patterns and the local base that GGUF files of these do not spell out.
+    "gemma2": lambda: gemma2(query_pre_attn_scalar=32),
+    "gemma3": lambda: gemma3(
+        query_pre_attn_scalar=32, num_hidden_layers=7, sliding_window_pattern=6
+    ),
+}
+
+
+def add_family_keys(model: PreTrainedModel, writer: gguf.GGUFWriter) -> None:
+    """What the usual converter writes beside the sizes."""
+    config = model.config
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "glm4":
+        writer.add_rope_dimension_count(config.head_dim // 2)
+
+
+@pytest.mark.parametrize("name", GGUF_MODELS)
+def test_gguf_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    reference = GGUF_MODELS[name]()
+    write_gguf(
+        tmp_path / "m.gguf", reference, extra=lambda writer: add_family_keys(reference, writer)
+    )
+    model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
+    ids = PROMPTS[2] + PROMPTS[0]
+    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
+    torch.testing.assert_close(
+        logits, reference_logits(reference, ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_gguf_longrope_factors_are_read(tmp_path: Path) -> None:
+    reference = phi3(rope_parameters=PARTIAL_LONGROPE, original_max_position_embeddings=16)
+
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_dimension_count(12)
+        writer.add_rope_scaling_orig_ctx_len(16)
+        for length in ("short", "long"):
+            factors = np.array(PARTIAL_LONGROPE[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
+
+    write_gguf(tmp_path / "m.gguf", reference, extra=extra)
+    model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
+    ids = PROMPTS[2] + PROMPTS[0]
+    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
+    torch.testing.assert_close(
+        logits, reference_logits(reference, ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+        ("phi3", "model.layers.0.mlp.gate_up_proj.weight"),
+        ("olmo2", "model.layers.1.post_feedforward_layernorm.weight"),
+        ("olmo2", "model.layers.0.self_attn.q_norm.weight"),
+        ("gemma2", "model.layers.0.pre_feedforward_layernorm.weight"),
+        ("glm4", "model.layers.1.post_self_attn_layernorm.weight"),
+        ("qwen2", "model.layers.1.self_attn.k_proj.bias"),
+    ],
+)
+def test_a_missing_or_surplus_tensor_is_named(name: str, missing: str, tmp_path: Path) -> None:
+    MODELS[name]().save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors[missing + "_of_another"] = tensors.pop(missing)
+    save_file(tensors, path)
+    with pytest.raises(ModelLoadError, match=f"{missing}' is missing"):
+        load_model(tmp_path, device="cpu", progress=False)
+    tensors[missing] = tensors[missing + "_of_another"].clone()
+    save_file(tensors, path)
+    with pytest.raises(ModelLoadError, match=f"{missing}_of_another' has no place in a {name}"):
+        load_model(tmp_path, device="cpu", progress=False)
