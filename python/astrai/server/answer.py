@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from astrai.sampling import TokenLogprob
 from astrai.text.answer import (
     AnswerEvent,
     AnswerSplitter,
@@ -24,13 +25,14 @@ log = logging.getLogger("astrai.server")
 @dataclass(slots=True)
 class AnswerBlock:
     """Consecutive text of one kind. text: of a call, the JSON text of its arguments. call_idx: how
-    many calls come before this one."""
+    many calls come before this one. logprobs: of the tokens up to the text, where this is one."""
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
     name: str = ""
     call_id: str = ""
     call_idx: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Answer:

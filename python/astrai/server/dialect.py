@@ -120,7 +120,7 @@ class ChatDialect:
                 )
             forced = {key: s for key, s in reading.tools.items() if choice.name in (None, key)}
             _check_schemas(forced)
-            return reading, (self._calls(reading, forced, several), "tool_choice")
+            return reading, (self._calls(reading, forced, several), "tools")
         if asked is None:
             return self.reading(prompt_ids, tools, first_call_only), None
         if not tools or self.tool_format is None:

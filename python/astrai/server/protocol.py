@@ -27,6 +27,7 @@ from astrai.server.fields import GenerationModel
 from astrai.server.sse import encode_json
 from astrai.server.streaming import EventStream
 from astrai.structured import Grammar
+from astrai.text.answer import TextPiece
 
 log = logging.getLogger("astrai.server")
 
@@ -70,6 +71,7 @@ class Choice:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    n_placed: int = 0  # of the logprobs, those that a block of text has
     finish_reason: str | None = None
     stop_string: str | None = None
     n_prompt: int = 0
@@ -87,6 +89,7 @@ class Choice:
         self.answer.add(event.text, is_end=event.finish_reason is not None)
         self.token_ids.extend(event.token_ids)
         self.logprobs.extend(event.logprobs or ())
+        self._place_logprobs(is_end=event.finish_reason is not None)
         self.finish_reason = event.finish_reason
         self.stop_string = event.stop_string
         self.n_prompt = event.n_prompt
@@ -94,6 +97,15 @@ class Choice:
         self.n_output = event.n_output
         if self.answer.blocks and self.answer.blocks[-1].kind == "reasoning":
             self.n_reasoning += len(event.token_ids)
+
+    def _place_logprobs(self, is_end: bool) -> None:
+        """Give logprobs to the text that their tokens led to, which may come events later."""
+        texts = [block for piece, block in self.answer.news if isinstance(piece, TextPiece)]
+        if is_end and not texts:
+            texts = [block for block in self.answer.blocks[-1:] if block.kind == "text"]
+        if texts:
+            texts[0].logprobs += self.logprobs[self.n_placed :]
+            self.n_placed = len(self.logprobs)
 
 
 class ResponseBuilder(ABC, Generic[RequestT]):

@@ -46,7 +46,7 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
         self._items = conversation(request, self._store)
         prompts, ctx, stops = prepare_chat(request, engine, self._items)
         ctx.response_id = new_id("resp_")
-        self._events = ItemEvents()
+        self._events = ItemEvents(self._logprobs)
         return prompts, ctx, stops
 
     def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
@@ -55,12 +55,7 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
         return created + self._events.frame("response.in_progress", response=response)
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
-        frames = b""
-        logprobs = self._logprobs(event.logprobs)
-        for piece, block in choice.answer.news:
-            frames += self._events.tell(piece, block, logprobs)
-            logprobs = []  # once, with the first piece of the event
-        return frames
+        return b"".join(self._events.tell(piece, block) for piece, block in choice.answer.news)
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         choice = choices[0]
@@ -79,13 +74,11 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
     def format_response(self, ctx: ResponseContext, choices: list[Choice]) -> dict[str, Any]:
         choice = choices[0]
         blocks = choice.answer.blocks or [AnswerBlock("text")]
-        logprobs = self._logprobs(choice.logprobs)
         items = []
         for block in blocks:
             status = _status(choice) if block is blocks[-1] else "completed"
+            logprobs = self._logprobs(block.logprobs)
             items.append(output_item(block, item_id_of(block), status, logprobs))
-            if block.kind == "text":
-                logprobs = []
         return self._finish(ctx, items, choice)
 
     def _finish(
@@ -124,7 +117,7 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
             self._last["tool_call_faults"] = call_faults(choice.answer)
         return self._last
 
-    def _logprobs(self, entries: list[TokenLogprob] | None) -> Logprobs:
+    def _logprobs(self, entries: list[TokenLogprob]) -> Logprobs:
         if not entries:
             return []
         shaped: Logprobs = chat_logprobs(entries, self._engine, True)["content"]

@@ -5,8 +5,10 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from astrai.sampling import TokenLogprob
 from astrai.server.answer import AnswerBlock
 from astrai.server.openai_common import new_id
 from astrai.server.sse import named_frame
@@ -58,7 +60,9 @@ def _part(block: AnswerBlock, logprobs: Logprobs | None) -> dict[str, Any]:
 class ItemEvents:
     """The events of one streamed answer. Numbers every event of the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[list[TokenLogprob]], Logprobs]) -> None:
+        """shape: logprobs as the protocol shows them."""
+        self._shape = shape
         self.items: list[dict[str, Any]] = []  # whole ones so far
         self._n_events = 0
         self._open: AnswerBlock | None = None
@@ -71,9 +75,8 @@ class ItemEvents:
         self._n_events += 1
         return named_frame(payload)
 
-    def tell(self, event: AnswerEvent, block: AnswerBlock, logprobs: Logprobs) -> bytes:
-        """The frames of one event of `block`, which ends the block before it. logprobs: of the
-        tokens that gave the event."""
+    def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
+        """The frames of one event of `block`, which ends the block before it."""
         if isinstance(event, CallEnd):
             return self.close("completed")
         frames = b""
@@ -89,7 +92,7 @@ class ItemEvents:
         text = event.text  # type: ignore[union-attr]  # TextPiece or ReasoningPiece
         if block.kind == "reasoning":
             return frames + self.frame("response.reasoning_text.delta", **place, delta=text)
-        self._logprobs += logprobs
+        logprobs = self._new_logprobs(block)
         kind = "response.output_text.delta"
         return frames + self.frame(kind, **place, delta=text, logprobs=logprobs)
 
@@ -98,6 +101,7 @@ class ItemEvents:
         block, self._open = self._open, None
         if block is None:
             return b""
+        self._new_logprobs(block)  # of tokens that no text followed
         place = self._place()
         frames = b""
         if block.kind == "call":
@@ -118,6 +122,12 @@ class ItemEvents:
         )
         self.items.append(item)
         return frames
+
+    def _new_logprobs(self, block: AnswerBlock) -> Logprobs:
+        """Those of the open block that no event has told."""
+        new = self._shape(block.logprobs[len(self._logprobs) :])
+        self._logprobs += new
+        return new
 
     def _begin(self, block: AnswerBlock) -> bytes:
         self._open, self._item_id, self._logprobs = block, item_id_of(block), []

@@ -8,6 +8,7 @@ takes. All methods may be called from any thread.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import weakref
 from collections import OrderedDict
@@ -36,6 +37,9 @@ _N_KEPT = 128
 _HARMLESS = ("json_object", "choice")  # kinds that hold no expression of a client's
 _WAIT_S = 30.0  # for a grammar whose turn does not come
 _NICENESS = 3  # of the workers: a step that wants the core gets it
+
+
+_EXCERPT = re.compile(r"\s*\d*\s*(\||\^)")  # a line of the grammar, or what points into it
 
 
 class GrammarBusyError(RuntimeError):
@@ -202,4 +206,5 @@ def _first_words(message: str) -> str:
     """What llguidance says, on one line; a fault inside it is told without its trace."""
     if message.startswith("panic"):
         return "it is too complex, or the vocabulary cannot spell it"
-    return " ".join(message.split())[:400]
+    lines = [line for line in message.splitlines() if not _EXCERPT.match(line)]
+    return " ".join(" ".join(lines).split())[:400]

@@ -462,6 +462,23 @@ def test_two_tools_of_one_name_are_refused(serving: Callable[..., Live]) -> None
         assert "2 tools are named" in response.json()["error"]["message"]
 
 
+def test_logprobs_of_held_back_text_reach_a_stream(serving: Callable[..., Live]) -> None:
+    live = serving("hermes", "Four <tool, as they say <")
+    body = {
+        "input": "Hello",
+        "tools": [{"type": "function", "name": "f"}],
+        "include": ["message.output_text.logprobs"],
+    }
+    (message,) = live.post("/v1/responses", body).json()["output"]
+    (part,) = message["content"]
+    assert bytes(b for entry in part["logprobs"] for b in entry["bytes"]).decode() == part["text"]
+    events = chunks_of(live.stream("/v1/responses", body))
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == part["logprobs"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    told = [entry for event in deltas for entry in event["logprobs"]]
+    assert told == part["logprobs"][: len(told)] and len(told) >= len(part["text"])
+
+
 @pytest.mark.parametrize(
     "setting, formats",
     [("tool_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)],

@@ -199,6 +199,8 @@ def test_an_answer_may_be_a_text_in_place_of_calls(plain: Walker, name: str) -> 
         ({"type": "object", "additionalProperties": {"type": "integer"}}, '{"b":1}', '{"b":"x"}'),
         ({"type": "object", "additionalProperties": True}, '{"b":{"c":null}}', "[]"),
         ({"type": ["object", "null"]}, "{}", "null"),
+        ({"required": ["b"]}, '{"b":[1]}', "{}"),
+        ({"properties": {"a": {"type": "null"}}, "required": ["b"]}, '{"b":1}', '{"c":1,"b":1}'),
         ({}, "{}", '{"b":1}'),
     ],
 )

@@ -62,9 +62,13 @@ class _Rules:
         """A term for the JSON object of a call's arguments."""
         schema = _bare(schema)
         is_open = schema.get("additionalProperties") not in (None, False)
-        if not schema.get("properties") and not is_open and not set(schema) - _SEPARABLE:
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        if not properties and not required and not is_open and not set(schema) - _SEPARABLE:
             return _literal("{}")
         if not set(schema) - _SEPARABLE:
+            # One that is required without being declared may hold anything.
+            properties = {**properties, **{key: {} for key in required if key not in properties}}
+            schema = {**schema, "properties": properties}
             # Parameters beyond those declared would be allowed, but the tool ignores them.
             schema = {"additionalProperties": False, **schema}
         return self.add(self.terms.json(dict(schema)))
