@@ -141,20 +141,25 @@ class _DrainingServer(uvicorn.Server):
         self._signalled_at = now
         if is_echo:
             return
-        if self.should_exit:
+        if self._app.state.draining:
             log.warning("%s again: leaving at once", name)
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(128 + sig)
         log.info("%s: draining for up to %g s", name, self._drain_timeout_s)
         self._app.state.draining = True
-        self.should_exit = True
         threading.Thread(target=self._drain, name="astrai-drain", daemon=True).start()
 
     def _drain(self) -> None:
-        if self._engine is None:
-            return
-        if not self._engine.client.drain(self._drain_timeout_s):
+        # The port stays open until the end: who comes meanwhile is told by a 503, not by a reset.
+        try:
+            if self._engine is not None:
+                self._end_requests(self._engine)
+        finally:
+            self.should_exit = True
+
+    def _end_requests(self, engine: InferenceEngine) -> None:
+        if not engine.client.drain(self._drain_timeout_s):
             log.warning("open requests are cancelled after %g s", self._drain_timeout_s)
         # Ends what is open with an event, so that each client gets an answer or an error.
-        self._engine.shutdown()
+        engine.shutdown()

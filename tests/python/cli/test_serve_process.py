@@ -105,6 +105,10 @@ def test_sigterm_cancels_what_outlasts_the_drain(
     process, url = fake_server
     thread, lines = stream_in_thread(url, max_tokens=500)
     process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert httpx.get(url + "/ready").status_code == 503, "the port stays open in the drain"
+    refused = httpx.post(url + "/v1/completions", json={"prompt": "Hi"})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
     thread.join(10)
     assert not thread.is_alive() and lines[-2] == "data: [DONE]"
     assert '"error"' in lines[-4], "the client is told that the text is cut"
