@@ -13,7 +13,6 @@ from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import new_id
 from astrai.server.openai_models import ChatCompletionRequest
 from astrai.server.responses_models import (
-    FunctionChoice,
     InputFields,
     InputItem,
     InputPart,
@@ -74,7 +73,7 @@ def chat_request(request: InputFields, items: list[dict[str, Any]]) -> ChatCompl
         "model": request.model,
         "messages": messages,
         "tools": tools or None,
-        "tool_choice": _chat_tool_choice(request) if tools else "none",
+        "tool_choice": _chat_tool_choice(request),
         "parallel_tool_calls": request.parallel_tool_calls,
         "reasoning_effort": request.reasoning.effort if request.reasoning else None,
         "response_format": _response_format(request.text.format if request.text else None),
@@ -190,7 +189,7 @@ def _text(content: str | list[InputPart]) -> str:
 
 def _chat_tools(request: InputFields) -> list[dict[str, Any]]:
     tools = []
-    allowed = _allowed_names(request.tool_choice)
+    allowed = _allowed_names(request)
     for tool in request.tools or ():
         if tool.type != "function":
             raise _unsupported(
@@ -205,11 +204,19 @@ def _chat_tools(request: InputFields) -> list[dict[str, Any]]:
     return tools
 
 
-def _allowed_names(choice: str | FunctionChoice) -> set[Any] | None:
+def _allowed_names(request: InputFields) -> set[str] | None:
     """Names of the only tools that may be called; None when all of them may."""
-    if isinstance(choice, FunctionChoice) and choice.type == "allowed_tools":
-        return {tool.get("name") for tool in choice.tools or ()}
-    return None
+    choice = request.tool_choice
+    if isinstance(choice, str) or choice.type != "allowed_tools":
+        return None
+    names = {tool.name for tool in choice.tools or ()}
+    unknown = names - {tool.name for tool in request.tools or ()}
+    if unknown:
+        raise bad_request(
+            f"tool_choice allows {min(unknown)[:64]!r}, which is not among the tools",
+            param="tool_choice",
+        )
+    return names
 
 
 def _chat_tool_choice(request: InputFields) -> Any:

@@ -111,11 +111,16 @@ class ReasoningOptions(RequestModel):
     summary: Kind | None = None
 
 
+class AllowedTool(RequestModel):
+    type: Kind
+    name: str
+
+
 class FunctionChoice(RequestModel):
     type: Kind
     name: str | None = None
     mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[dict[str, Any]], Bounded(max_length=1024)] | None = None
+    tools: Annotated[list[AllowedTool], Bounded(max_length=1024)] | None = None
 
 
 Metadata = Annotated[

@@ -402,6 +402,8 @@ def test_what_cannot_be_honoured_is_a_400_by_name(
         {"text": {"format": {"type": "json_schema", "name": "x"}}},
         {"truncation": "some"},
         {"top_logprobs": 21},
+        {"tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": ["f"]}]}},
+        {"tool_choice": {"type": "allowed_tools", "tools": [7]}},
     ],
 )
 def test_wrong_types_are_422(live: Live, body: dict[str, Any]) -> None:
@@ -420,3 +422,21 @@ def test_a_stored_response_is_neither_streamed_again_nor_cancelled(live: Live) -
     made = live.post(RESPONSES, {"input": "Hi", "max_output_tokens": 1}).json()["id"]
     assert live.http.get(f"{RESPONSES}/{made}?stream=true").status_code == 400
     assert live.http.post(f"{RESPONSES}/{made}/cancel").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "g"},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]},
+    ],
+)
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "name": "f"}]])
+def test_a_choice_of_a_tool_that_is_not_there_is_refused(
+    live: Live, choice: Any, tools: Any
+) -> None:
+    response = live.post(RESPONSES, {"input": "Hi", "tools": tools, "tool_choice": choice})
+    assert response.status_code == 400, response.text
+    assert "'g'" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "tool_choice"
+    assert live.post(RESPONSES, {"input": "Hi", "tool_choice": "required"}).status_code == 400
