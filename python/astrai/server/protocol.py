@@ -88,8 +88,10 @@ class Choice:
         self.text += event.text
         self.answer.add(event.text, is_end=event.finish_reason is not None)
         self.token_ids.extend(event.token_ids)
-        self.logprobs.extend(event.logprobs or ())
-        self._place_logprobs(is_end=event.finish_reason is not None)
+        if event.logprobs:
+            self.logprobs.extend(event.logprobs)
+        if self.n_placed < len(self.logprobs):
+            self._place_logprobs(is_end=event.finish_reason is not None)
         self.finish_reason = event.finish_reason
         self.stop_string = event.stop_string
         self.n_prompt = event.n_prompt
