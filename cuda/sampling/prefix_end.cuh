@@ -53,19 +53,20 @@ inline __device__ __noinline__ Place last_candidate(int n, float weight_before, 
   return n_kept == 0 ? otherwise : scratch.candidates[n_kept - 1];
 }
 
-// The last place of the shortest prefix of the row's order whose weights reach target > 0. spread: a first guess of how
-// far below the largest value that lies. pivots: [kBoundPivots] shared.
+// The last place of the shortest prefix of the row's order whose weights reach target > 0. pivots: [kBoundPivots] shared.
 template <typename T>
-__device__ __noinline__ Place prefix_end(const RowTokens<T>& tokens, uint32_t top_key, float spread, float target,
-                                         const TokenWeight& weight, RowScratch& scratch, Place* pivots) {
+__device__ __noinline__ Place prefix_end(const RowTokens<T>& tokens, float target, const TokenWeight& weight,
+                                         RowScratch& scratch, Place* pivots) {
   if (weight.is_count && total_weight(tokens, weight, scratch) <= target) return 0;  // every token is among the first
   // The prefix ends in [low, high]: the weight above high is less than target, above low - 1 it is not (or low is 0).
-  Place low = 0, high = place_of(top_key, 0);
+  Place low = 0, high = place_of(key_of(weight.max), 0);
   float weight_above_high = 0.0f;
   int n_from_low = kMaxSampleVocab, n_above_high = 0;
   if (threadIdx.x < kBoundPivots) {
+    // A first guess of how far below the largest value the end lies.
+    const float spread = weight.is_count ? 0.125f : 0.125f * weight.temperature;
     const float distance = spread * static_cast<float>(1 << (kBoundPivots - 1 - threadIdx.x));
-    pivots[threadIdx.x] = place_of(key_of(value_of(top_key) - distance), 0);
+    pivots[threadIdx.x] = place_of(key_of(weight.max - distance), 0);
   }
   __syncthreads();
   // low == high: nothing is left to narrow, and no weight reaches the target.

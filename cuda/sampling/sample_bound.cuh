@@ -153,23 +153,21 @@ __global__ void __launch_bounds__(kRowThreads) sample_bound_kernel(const __grid_
   const float top_p = args.top_p[row];
   if (!args.states[row].is_wide || (k == args.vocab_size && !(top_p < 1.0f))) return;
 
-  const float max = args.states[row].max, temperature = fmaxf(args.temperature[row], kMinTemperature);
   const RowTokens<T> tokens = mark_row<T>(args, row, skip_words);
-  TokenWeight weight{false, 0, max, temperature};
+  TokenWeight weight{false, 0, args.states[row].max, fmaxf(args.temperature[row], kMinTemperature)};
   Place bound = 0;
   const bool is_found = k == args.vocab_size && bound_by_bins<kIsCluster>(tokens, weight, top_p, scratch, bound);
   if (cluster_rank<kIsCluster>() != 0) return;  // nobody looks at this block's shared memory any more
   if (!is_found) {
-    const uint32_t top_key = key_of(max);
     if (k < args.vocab_size) {
       weight.is_count = true;
-      weight.bound = prefix_end(tokens, top_key, 0.125f, static_cast<float>(k), weight, scratch, pivots);
+      weight.bound = prefix_end(tokens, static_cast<float>(k), weight, scratch, pivots);
       weight.is_count = false;
     }
     bound = weight.bound;
     if (top_p < 1.0f) {
       const float target = fmaxf(top_p * total_weight(tokens, weight, scratch), 1e-30f);  // at least the first token
-      bound = prefix_end(tokens, top_key, 0.125f * temperature, target, weight, scratch, pivots);
+      bound = prefix_end(tokens, target, weight, scratch, pivots);
     }
   }
   if (threadIdx.x == 0) args.states[row].bound = bound;

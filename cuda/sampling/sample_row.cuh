@@ -86,7 +86,6 @@ __global__ void __launch_bounds__(kRowThreads) sample_row_kernel(const __grid_co
 #pragma unroll
   for (int i = 0; i < kKeysAThread; ++i) top_key = max(top_key, mine.keys[i]);
   top_key = key_of_place(block_max(static_cast<Place>(top_key) << 32, scratch));
-  const float max = value_of(top_key);
   const bool is_faulty =
       !is_sound || top_key <= kKeyOfNegInf || top_key >= kKeyOfPosInf || (is_wide && !args.has_wide_rows);
 
@@ -94,7 +93,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_row_kernel(const __grid_co
   if (!is_faulty && !is_wide) {
     const RowTokens<T> tokens = mark_row<T>(args, row, skip_words);
     const int n = select_first(tokens, mine, top_key, k, scratch);
-    id = is_greedy ? id_of(scratch.candidates[0]) : draw_candidate(args, row, max, n, scratch);
+    id = is_greedy ? id_of(scratch.candidates[0]) : draw_candidate(args, row, value_of(top_key), n, scratch);
   }
   if (threadIdx.x != 0) return;
   args.is_faulty[row] = is_faulty;
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads) sample_row_kernel(const __grid_co
       static_cast<int32_t*>(args.token_ids)[row] = id;
     }
   }
-  args.states[row] = {0, 0, max, !is_faulty && is_wide, 0, 0};
+  args.states[row] = {0, 0, value_of(top_key), !is_faulty && is_wide, 0, 0};
 }
 
 }  // namespace astrai
