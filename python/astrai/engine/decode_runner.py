@@ -62,10 +62,6 @@ class DecodeRunner:
         self._graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    @property
-    def n_graphs(self) -> int:
-        return len(self._graphs)
-
     def draw(self, step: FixedStep, has_wide_rows: bool) -> RowDraw:
         """Run a step with its draw. The result lies at a fixed address: copy it before the next."""
         n_rows = len(step.batch.position_ids)
