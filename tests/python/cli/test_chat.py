@@ -166,7 +166,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def until(self, text: str, timeout_s: float = 20) -> None:
+    def until(self, text: str, timeout_s: float = 60) -> None:
         """Read until text is shown behind what an earlier call saw."""
         end = time.monotonic() + timeout_s
         while text not in self._unread:
@@ -201,7 +201,7 @@ def test_at_a_terminal_figures_show_and_ctrl_c_stops_an_answer_alone(fake_url: s
         # Typed before readline takes the terminal, an end of file reaches it as a NUL.
         terminal.until("> ")
         terminal.type("\x04")
-        assert terminal.process.wait(10) == 0
+        assert terminal.process.wait(60) == 0
     finally:
         terminal.close()
 

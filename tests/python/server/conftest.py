@@ -38,7 +38,7 @@ def start_server() -> Iterator[Callable[..., Live]]:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        client = httpx.Client(base_url=url, timeout=20)
+        client = httpx.Client(base_url=url, timeout=60)
         started.append((server, thread, client))
         return Live(engine, url, client)
 

@@ -148,7 +148,7 @@ def test_values_are_not_echoed(live: Live) -> None:
 @pytest.mark.parametrize("path", FINE)
 def test_a_body_far_over_the_limit_is_413_before_it_comes(live: Live, path: str) -> None:
     url = urlsplit(live.url)
-    with socket.create_connection((url.hostname, url.port), timeout=5) as client:
+    with socket.create_connection((url.hostname, url.port), timeout=60) as client:
         head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         client.sendall(f"{head}Content-Length: {10**11}\r\n\r\n".encode())
         assert client.recv(4096).startswith(b"HTTP/1.1 413 ")
