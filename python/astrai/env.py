@@ -1,10 +1,4 @@
-"""Environment variables, read once, and the report of `python -m astrai.env`.
-
-  ASTR_BACKEND      attention backend of the process: cuda, torch_native, flash; empty: automatic
-  ASTRAI_API_KEY    keys of astrai-serve, with commas between them; --api-key wins
-  ASTRAI_CACHE_DIR  where downloaded models are kept; default $XDG_CACHE_HOME/astrai or
-                    ~/.cache/astrai
-  ASTRAI_LOG_LEVEL  debug, info, warning, error
+"""Environment variables (`VARIABLES`), read once, and the report of `python -m astrai.env`.
 
 The lowest Python layer: imports nothing of astrai but _C, and torch only inside report().
 Thread safe.
@@ -27,6 +21,7 @@ from astrai import _C
 __all__ = [
     "ATTENTION_BACKENDS",
     "LOG_LEVELS",
+    "VARIABLES",
     "api_keys",
     "attention_backend",
     "cache_dir",
@@ -38,6 +33,15 @@ __all__ = [
 
 ATTENTION_BACKENDS = ("cuda", "torch_native", "flash")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+VARIABLES = {
+    "ASTR_BACKEND": "attention backend of the process: cuda, flash or torch_native; unset: "
+    "automatic. Strict: a call that it cannot run fails",
+    "ASTRAI_API_KEY": "keys of astrai-serve, with commas between them; --api-key and the YAML "
+    "file win",
+    "ASTRAI_CACHE_DIR": "folder of downloaded models; unset: $XDG_CACHE_HOME/astrai or "
+    "~/.cache/astrai",
+    "ASTRAI_LOG_LEVEL": "debug, info, warning or error; --log-level wins",
+}
 
 
 @cache
@@ -172,7 +176,11 @@ def _print_lines(report: dict[str, object], indent: str = "") -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of `python -m astrai.env`."""
-    parser = argparse.ArgumentParser(prog="python -m astrai.env", description="What this AstrAI is")
+    parser = argparse.ArgumentParser(
+        prog="python -m astrai.env",
+        description="What this AstrAI is",
+        epilog="Environment variables: " + ", ".join(VARIABLES) + ".",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the report as JSON")
     form.add_argument(
