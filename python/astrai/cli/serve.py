@@ -135,7 +135,7 @@ def _serve(settings: ServerSettings, began_s: float) -> int:
     url = f"{scheme}://{host}:{listener.getsockname()[1]}"
     loaded = engine = None
     if settings.model != "none":
-        loaded, engine = _load_engine(settings)
+        loaded, engine = load_engine(settings)
     from astrai.cli.summary import summary
     from astrai.server.app import create_app
 
@@ -146,7 +146,9 @@ def _serve(settings: ServerSettings, began_s: float) -> int:
     return 0
 
 
-def _load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]:
+def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]:
+    """The model that settings name, and an engine that runs it. Raises as `load_model` and
+    `InferenceEngine` do."""
     from astrai.engine import InferenceEngine
     from astrai.models import load_model
 

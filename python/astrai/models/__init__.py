@@ -5,7 +5,7 @@ from __future__ import annotations
 from astrai.models.config import ModelConfig
 from astrai.models.decoder import CausalLM
 from astrai.models.errors import ModelLoadError
-from astrai.models.loader import LoadedModel, load_model
+from astrai.models.loader import LoadedModel, load_model, open_checkpoint
 from astrai.models.rope import RopeConfig
 from astrai.models.rotary import RotaryEmbedding
 
@@ -17,4 +17,5 @@ __all__ = [
     "RopeConfig",
     "RotaryEmbedding",
     "load_model",
+    "open_checkpoint",
 ]

@@ -21,7 +21,7 @@ from astrai.models.errors import ModelLoadError
 from astrai.models.hub import fetch_from_hub, is_hub_id
 from astrai.text import ChatTemplate, Tokenizer
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_model", "open_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,7 @@ def load_model(
     began = time.perf_counter()
     resolved_device = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, resolved_device)
-    path = _locate(source, bool(progress))
-    checkpoint = open_gguf(path) if path.is_file() else open_folder(path)
+    path, checkpoint = open_checkpoint(source, bool(progress))
     config = checkpoint.config
     max_len = config.max_position_embeddings if max_seq_len is None else max_seq_len
     if not 2 <= max_len <= config.max_position_embeddings:
@@ -88,6 +87,14 @@ def load_model(
         device=resolved_device,
         dtype=resolved_dtype,
     )
+
+
+def open_checkpoint(source: str | Path | None, progress: bool = True) -> tuple[Path, Checkpoint]:
+    """Where a model lies, and all of it but its weights, which stay on disk.
+
+    Arguments and errors are those of `load_model`."""
+    path = _locate(source, progress)
+    return path, open_gguf(path) if path.is_file() else open_folder(path)
 
 
 def _locate(source: str | Path | None, progress: bool) -> Path:

@@ -21,7 +21,6 @@ from astrai.server.anthropic_models import (
     template_messages,
     template_tools,
 )
-from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, anthropic_error, bad_request
 from astrai.server.openai_chat import check_tools
 from astrai.server.openai_common import new_id, now, stop_strings
@@ -29,6 +28,7 @@ from astrai.server.openai_models import reasoning_switch
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, TextFrame, named_frame
 from astrai.server.structured_output import anthropic_grammar
+from astrai.server.text_link import TextLink
 from astrai.server.tool_choice import ToolChoice, anthropic_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallEnd, ReasoningPiece, TextPiece
 
@@ -40,7 +40,7 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
     """Shapes of one message; made anew for each request."""
 
     def prepare(
-        self, request: MessagesRequest, engine: EngineLink
+        self, request: MessagesRequest, engine: TextLink
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         sampling = SamplingParams(
             temperature=request.temperature,
@@ -180,7 +180,7 @@ def _faults(answer: Answer) -> dict[str, Any]:
 
 
 def encode_messages(
-    request: CountTokensRequest, engine: EngineLink
+    request: CountTokensRequest, engine: TextLink
 ) -> tuple[list[int], list[dict[str, Any]] | None, ToolChoice]:
     """Prompt ids of a conversation with its system prompt and tools, the tools that may be called,
     and whether one has to be. Blocks; raises ApiError."""

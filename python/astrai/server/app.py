@@ -29,11 +29,13 @@ from astrai.server.settings import ServerSettings
 __all__ = ["create_app"]
 
 
-def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> FastAPI:
+def create_app(
+    engine: InferenceEngine | None, settings: ServerSettings, response_id_prefix: str = "resp_"
+) -> FastAPI:
     """The application over an engine that is already running; None serves 503 on model routes.
 
     The caller keeps the engine and shuts it down. Its events arrive on the loop that runs the
-    application's lifespan.
+    application's lifespan. response_id_prefix: see `ResponseStore`.
     """
 
     @asynccontextmanager
@@ -61,7 +63,9 @@ def create_app(engine: InferenceEngine | None, settings: ServerSettings) -> Fast
     app.state.draining = False
     app.state.started = int(time.time())
     app.state.metrics = ServerMetrics()
-    app.state.response_store = ResponseStore(settings.max_stored_responses)
+    app.state.response_store = ResponseStore(
+        settings.max_stored_responses, id_prefix=response_id_prefix
+    )
     app.include_router(generation_routes.router)
     app.include_router(responses_routes.router)
     app.include_router(service_routes.router)

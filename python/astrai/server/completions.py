@@ -10,7 +10,6 @@ from typing import Any
 from astrai.engine import TokenEvent
 from astrai.sampling import TokenLogprob
 from astrai.server.completions_models import CompletionRequest
-from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import (
     check_token_ids,
@@ -27,6 +26,7 @@ from astrai.server.openai_common import (
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, frame
 from astrai.server.structured_output import openai_grammar
+from astrai.server.text_link import TextLink
 
 
 class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
@@ -35,7 +35,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
     prompt_field = "prompt"
 
     def prepare(
-        self, request: CompletionRequest, engine: EngineLink
+        self, request: CompletionRequest, engine: TextLink
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request

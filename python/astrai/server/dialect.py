@@ -1,4 +1,4 @@
-"""`ChatDialect`: how one model's chats are written and its answers read. Made by `EngineLink`."""
+"""`ChatDialect`: how one model's chats are written and its answers read. Made by `TextLink`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ import orjson
 from astrai.engine import TokenEvent
 from astrai.sampling import TokenLogprob
 from astrai.server.answer import Answer, AnswerBlock, call_faults
-from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import (
     chat_logprobs,
@@ -36,6 +35,7 @@ from astrai.server.openai_models import (
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, TextFrame, frame
 from astrai.server.structured_output import openai_grammar
+from astrai.server.text_link import TextLink
 from astrai.server.tool_choice import openai_tool_choice
 from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningPiece, TextPiece
 
@@ -48,7 +48,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     """Shapes of one chat completion; made anew for each request."""
 
     def prepare(
-        self, request: ChatCompletionRequest, engine: EngineLink
+        self, request: ChatCompletionRequest, engine: TextLink
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request

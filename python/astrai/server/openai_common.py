@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 from astrai.sampling import SamplingParams, TokenLogprob
-from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, bad_request, openai_error
 from astrai.server.fields import SamplingFields
 from astrai.server.protocol import Choice
 from astrai.server.sse import DONE, frame
+from astrai.server.text_link import TextLink
 
 _LOGPROB_FLOOR = -9999.0  # JSON has no -Infinity
 
@@ -36,7 +36,7 @@ def check_token_ids(ids: Any, vocab_size: int, param: str) -> None:
             )
 
 
-def stop_strings(stop: str | list[str] | None, engine: EngineLink, param: str) -> tuple[str, ...]:
+def stop_strings(stop: str | list[str] | None, engine: TextLink, param: str) -> tuple[str, ...]:
     """The request's stop strings, checked against the server's limits."""
     if stop is None:
         return ()
@@ -54,7 +54,7 @@ def stop_strings(stop: str | list[str] | None, engine: EngineLink, param: str) -
                 f"{limits.max_stop_chars} are allowed",
                 param=param,
             )
-    if stops and engine.engine.tokenizer is None:
+    if stops and not engine.has_tokenizer:
         raise bad_request(
             f"this model has no tokenizer, so {param} can match nothing; use stop_token_ids",
             param=param,
@@ -65,7 +65,7 @@ def stop_strings(stop: str | list[str] | None, engine: EngineLink, param: str) -
 
 def sampling_params(
     request: SamplingFields,
-    engine: EngineLink,
+    engine: TextLink,
     *,
     temperature: float,
     top_p: float,
@@ -151,7 +151,7 @@ def finite_logprob(value: float) -> float:
 
 
 def chat_logprobs(
-    entries: list[TokenLogprob], engine: EngineLink, skip_special: bool
+    entries: list[TokenLogprob], engine: TextLink, skip_special: bool
 ) -> dict[str, Any]:
     """OpenAI's logprobs object of a chat choice: one entry for each generated token."""
 
@@ -175,7 +175,7 @@ def chat_logprobs(
     }
 
 
-def token_text(token_id: int, engine: EngineLink) -> str:
+def token_text(token_id: int, engine: TextLink) -> str:
     """A token as text of its own; special ones by their name."""
     raw = engine.token_bytes()[token_id]
     return raw.decode("utf-8", errors="replace") if raw else f"token_id:{token_id}"

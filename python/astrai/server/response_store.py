@@ -35,7 +35,12 @@ class StoredResponse:
 class ResponseStore:
     """At most max_responses of at most max_bytes together."""
 
-    def __init__(self, max_responses: int, max_bytes: int = _MAX_BYTES) -> None:
+    def __init__(
+        self, max_responses: int, max_bytes: int = _MAX_BYTES, id_prefix: str = "resp_"
+    ) -> None:
+        """id_prefix: what the ids of its responses begin with; of several stores behind one
+        address, each has its own."""
+        self.id_prefix = id_prefix
         self._max_responses = max_responses
         self._max_bytes = max_bytes
         self._lock = threading.Lock()

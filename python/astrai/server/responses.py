@@ -11,7 +11,6 @@ from typing import Any
 from astrai.engine import TokenEvent
 from astrai.sampling import TokenLogprob
 from astrai.server.answer import AnswerBlock, call_faults
-from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError
 from astrai.server.openai_chat import OpenAIResponseBuilder
 from astrai.server.openai_common import chat_logprobs, new_id, now
@@ -20,6 +19,7 @@ from astrai.server.response_store import ResponseStore
 from astrai.server.responses_events import ItemEvents, Logprobs, item_id_of, output_item
 from astrai.server.responses_input import chat_request, check_supported, stored_items
 from astrai.server.responses_models import InputFields, ResponsesRequest
+from astrai.server.text_link import TextLink
 
 Prepared = tuple[list[list[int]], ResponseContext, tuple[str, ...]]  # as `prepare` returns it
 
@@ -39,13 +39,13 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
-    def prepare(self, request: ResponsesRequest, engine: EngineLink) -> Prepared:
+    def prepare(self, request: ResponsesRequest, engine: TextLink) -> Prepared:
         check_supported(request)
         self._request = request
         self._engine = engine
         self._items = conversation(request, self._store)
         prompts, ctx, stops = prepare_chat(request, engine, self._items)
-        ctx.response_id = new_id("resp_")
+        ctx.response_id = new_id(self._store.id_prefix)
         self._events = ItemEvents(self._logprobs)
         return prompts, ctx, stops
 
@@ -133,7 +133,7 @@ def conversation(request: InputFields, store: ResponseStore) -> list[dict[str, A
     return previous.conversation + items
 
 
-def prepare_chat(request: InputFields, engine: EngineLink, items: list[dict[str, Any]]) -> Prepared:
+def prepare_chat(request: InputFields, engine: TextLink, items: list[dict[str, Any]]) -> Prepared:
     """What the chat completion of these items prepares. Errors name this protocol's fields.
 
     With truncation "auto" a conversation that is too long loses its oldest turns.
@@ -152,7 +152,7 @@ def prepare_chat(request: InputFields, engine: EngineLink, items: list[dict[str,
 
 
 def _longest_that_fits(
-    items: list[dict[str, Any]], engine: EngineLink, prepare: Callable[..., Prepared]
+    items: list[dict[str, Any]], engine: TextLink, prepare: Callable[..., Prepared]
 ) -> Prepared:
     """Bisects over the turns that may come first: those that a user begins."""
     starts = [i for i, item in enumerate(items) if item.get("role") == "user"]
@@ -170,7 +170,7 @@ def _longest_that_fits(
 
 
 def _prepare_or_none(
-    kept: list[dict[str, Any]], engine: EngineLink, prepare: Callable[..., Prepared]
+    kept: list[dict[str, Any]], engine: TextLink, prepare: Callable[..., Prepared]
 ) -> Prepared | None:
     try:
         prepared = prepare(kept)

@@ -33,7 +33,7 @@ from fake_engine import FakeEngine
 from astrai.cli import serve, summary
 engine = FakeEngine()
 engine.script.delay_s = 0.02
-serve._load_engine = lambda settings: (None, engine)
+serve.load_engine = lambda settings: (None, engine)
 sys.exit(serve.main())
 """
 
