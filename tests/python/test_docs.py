@@ -26,13 +26,22 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMAND_FLAGS = {"--config", "--help", "--version"}
 # Flags of programs other than astrai-serve that documents name.
 OTHER_FLAGS = {
+    "--archs": "scripts/build_wheel",
     "--build": "cmake",
     "--cacert": "curl",
     "--cmake-prefix": "python -m astrai.env",
+    "--cuda": "scripts/build_wheel",
+    "--extra-index-url": "pip",
     "--fix": "scripts/check",
+    "--group": "pip",
     "--install": "cmake",
+    "--out": "scripts/build_wheel",
     "--prefix": "cmake",
     "--preset": "cmake",
+    "--python": "scripts/build_wheel",
+    "--sdist": "python -m build",
+    "--serve-with": "scripts/check_wheel",
+    "--source": "scripts/build_wheel",
     "--workflow": "cmake",
 }
 
