@@ -1,4 +1,4 @@
-// _C.BatchPlan and _C.Layout.
+// _C.BatchPlan, _C.Layout and _C.write_table_update.
 #include "astrai/batch_plan.h"
 
 #include <pybind11/stl.h>
@@ -6,7 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "astrai/table_update.h"
 #include "bindings.h"
+#include "dirty_spans.h"
 #include "int32_array.h"
 
 namespace py = pybind11;
@@ -15,9 +17,9 @@ namespace astrai::bindings {
 namespace {
 
 // The view is released when it goes out of scope, after the plan is written.
-PlanStaging staging_of(const py::buffer_info& view) {
+PlanStaging staging_of(const char* argument, const py::buffer_info& view) {
   if (!holds_integers(view, 4) || view.ndim != 1 || (view.shape[0] > 1 && view.strides[0] != view.itemsize)) {
-    throw py::type_error("BatchPlan.build: staging is a buffer of format '" + view.format + "' with " +
+    throw py::type_error(std::string(argument) + " is a buffer of format '" + view.format + "' with " +
                          std::to_string(view.ndim) + " dimensions; a contiguous one of int32 is needed");
   }
   return {static_cast<int32_t*>(view.ptr), view.shape[0]};
@@ -31,11 +33,7 @@ py::dict sections(const Layout& layout) {
   return places;
 }
 
-py::list dirty_spans(const Layout& layout) {
-  py::list spans;
-  for (const DirtySpan& span : layout.dirty_spans) spans.append(py::make_tuple(span.req_idx, span.begin, span.end));
-  return spans;
-}
+DirtySpans dirty_spans(const Layout& layout) { return {layout.dirty_spans}; }
 
 }  // namespace
 
@@ -65,12 +63,23 @@ void bind_batch_plan(py::module_& m) {
              const Int32Argument& q_lens, const py::buffer& staging, int64_t q_tile_rows,
              std::optional<int64_t> pad_to, std::optional<int64_t> n_decode, int64_t stack_len) {
             const py::buffer_info view = staging.request(/*writable=*/true);
-            return plan.build({req_indices.span(), starts.span(), q_lens.span()}, staging_of(view),
+            return plan.build({req_indices.span(), starts.span(), q_lens.span()}, staging_of("BatchPlan.build: staging", view),
                               {q_tile_rows, pad_to.value_or(0), n_decode, stack_len});
           },
           py::arg("req_indices"), py::arg("starts"), py::arg("q_lens"), py::kw_only(), py::arg("staging"),
           py::arg("q_tile_rows") = 64, py::arg("pad_to") = py::none(), py::arg("n_decode") = py::none(),
           py::arg("stack_len") = 1, "Plans one step.");
+
+  m.def(
+      "n_dirty_entries", [](const DirtySpans& dirty) { return n_dirty_entries(dirty.spans); }, py::arg("spans"),
+      "Entries of the table in these spans.");
+  m.def(
+      "write_table_update",
+      [](const PagePool& pool, const DirtySpans& dirty, const py::buffer& out) {
+        const py::buffer_info view = out.request(/*writable=*/true);
+        write_table_update(pool, dirty.spans, staging_of("write_table_update: out", view));
+      },
+      py::arg("pool"), py::arg("spans"), py::arg("out"), "Writes the positions of these entries, then their slots.");
 }
 
 }  // namespace astrai::bindings

@@ -1,8 +1,9 @@
-// _C.PagePool, _C.Admission and _C.DirtySpan.
+// _C.PagePool, _C.Admission, _C.DirtySpan and _C.DirtySpans.
 #include <pybind11/stl.h>
 
 #include "astrai/page_pool.h"
 #include "bindings.h"
+#include "dirty_spans.h"
 #include "int32_array.h"
 #include "page_view.h"
 
@@ -44,6 +45,13 @@ void bind_page_pool(py::module_& m) {
       .def_readonly("req_idx", &DirtySpan::req_idx)
       .def_readonly("begin", &DirtySpan::begin)
       .def_readonly("end", &DirtySpan::end);
+
+  py::class_<DirtySpans>(m, "DirtySpans", py::is_final(), "Spans of table rows, one a row.")
+      .def("__len__", [](const DirtySpans& dirty) { return dirty.spans.size(); })
+      .def(
+          "__iter__",
+          [](const DirtySpans& dirty) { return py::make_iterator(dirty.spans.begin(), dirty.spans.end()); },
+          py::keep_alive<0, 1>());
 
   py::class_<PagePool>(m, "PagePool", py::buffer_protocol(), py::is_final(),
                        "Host bookkeeping of the KV pool, contiguous or paged.")
@@ -98,7 +106,7 @@ void bind_page_pool(py::module_& m) {
       .def("n_tokens_of", [](const PagePool& p, int32_t row) { return p.row_tokens(row).size; }, py::arg("req_idx"))
       .def("tokens", [](const PagePool& p, int32_t row) { return to_vector(p.row_tokens(row)); }, py::arg("req_idx"))
       .def("pages", [](const PagePool& p, int32_t row) { return to_vector(p.row_pages(row)); }, py::arg("req_idx"))
-      .def("take_dirty", &PagePool::take_dirty)
+      .def("take_dirty", [](PagePool& pool) { return DirtySpans{pool.take_dirty()}; })
       .def("stats", &stats)
       .def("snapshot", &snapshot, py::arg("max_pages") = 4096)
       .def("edges", &edges, py::arg("max_edges") = 256, py::arg("max_ids") = 64)

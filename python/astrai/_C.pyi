@@ -4,7 +4,7 @@ Contracts are in the C++ headers of the same names (cpp/include/astrai)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypedDict, final, overload
 
 import torch
@@ -235,6 +235,14 @@ class DirtySpan(metaclass=_Pybind11Type):
     def end(self) -> int: ...
 
 @final
+class DirtySpans(metaclass=_Pybind11Type):
+    """Spans of table rows, one a row."""
+
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...  # made by C++ only
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[DirtySpan]: ...
+
+@final
 class PagePool(Buffer):
     """Host bookkeeping of the KV pool, contiguous or paged."""
 
@@ -286,7 +294,7 @@ class PagePool(Buffer):
     def n_tokens_of(self, req_idx: int) -> int: ...
     def tokens(self, req_idx: int) -> list[int]: ...
     def pages(self, req_idx: int) -> list[int]: ...
-    def take_dirty(self) -> list[DirtySpan]: ...
+    def take_dirty(self) -> DirtySpans: ...
     def stats(self) -> dict[str, int]: ...
     def snapshot(self, max_pages: int = 4096) -> list[_RadixPage]: ...
     def edges(self, max_edges: int = 256, max_ids: int = 64) -> list[_RadixEdge]: ...
@@ -323,9 +331,7 @@ class Layout(metaclass=_Pybind11Type):
     @property
     def n_int32(self) -> int: ...  # used length of the staging buffer
     @property
-    def dirty_spans(
-        self,
-    ) -> list[tuple[int, int, int]]: ...  # (req_idx, begin, end) of table entries
+    def dirty_spans(self) -> DirtySpans: ...  # table entries written since the last plan
 
 @final
 class BatchPlan(metaclass=_Pybind11Type):
@@ -348,6 +354,10 @@ class BatchPlan(metaclass=_Pybind11Type):
         n_decode: int | None = None,
         stack_len: int = 1,
     ) -> Layout: ...
+
+# ---- table_update.h
+def n_dirty_entries(spans: DirtySpans) -> int: ...
+def write_table_update(pool: PagePool, spans: DirtySpans, out: Buffer) -> None: ...
 
 # ---- tensors: a torch tensor, or for CPU operations an array with a buffer (tensor_view.h)
 _Tensor = Tensor | Buffer

@@ -102,6 +102,7 @@ class PagePool {
   int64_t n_tree_pages(int32_t req_idx) const;
   const int32_t* row_slots(int32_t req_idx) const;  // [n_slots] token slot of each position
   int32_t* table() { return table_.table(); }     // [max_batch_size, max_seq_len]
+  const int32_t* table() const { return table_.table(); }
   // Spans written since the last call (paged only; the contiguous table never changes). The first call starts from a table
   // that was copied whole.
   std::vector<DirtySpan> take_dirty();

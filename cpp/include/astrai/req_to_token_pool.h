@@ -34,6 +34,7 @@ class ReqToTokenPool {
   const int32_t* row(int32_t req_idx) const { return table_.data() + offset(req_idx); }
   int32_t* row(int32_t req_idx) { return table_.data() + offset(req_idx); }
   int32_t* table() { return table_.data(); }  // [size, max_context_len]
+  const int32_t* table() const { return table_.data(); }
 
  private:
   size_t offset(int32_t req_idx) const {

@@ -222,7 +222,7 @@ class PagePool:
             is_decode=is_decode,
         )
 
-    def send_update(self, dirty_spans: Sequence[tuple[int, int, int]]) -> None:
+    def send_update(self, dirty_spans: _C.DirtySpans) -> None:
         """Bring the device's table up to date with these spans by a copy of their own."""
         update = torch.empty(
             self.table.n_update_int32(dirty_spans), dtype=torch.int32, pin_memory=self._is_pinned
@@ -234,7 +234,7 @@ class PagePool:
     def _is_pinned(self) -> bool:
         return self.device.type == "cuda"
 
-    def _to_device(self, words: Tensor, dirty_spans: Sequence[tuple[int, int, int]]) -> Tensor:
+    def _to_device(self, words: Tensor, dirty_spans: _C.DirtySpans) -> Tensor:
         """words on the pool's device, the device table brought up to date with the same copy.
 
         The pinned source may be dropped while the copy runs: torch's host allocator does not reuse

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from astrai import _C
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
-
-    from astrai import _C
 
 
 def int32_view(tensor: Tensor) -> ctypes.Array[ctypes.c_int32]:
@@ -36,6 +34,7 @@ class RequestTable:
     """
 
     def __init__(self, pool: _C.PagePool, device: torch.device) -> None:
+        self._pool = pool
         shape = (pool.max_batch_size, pool.max_seq_len)
         self.host: Tensor = torch.frombuffer(pool.table, dtype=torch.int32).view(shape)
         self._is_alias = device.type == "cpu"
@@ -44,24 +43,17 @@ class RequestTable:
             padding = torch.full((1, shape[1]), pool.reserved_slot, dtype=torch.int32)
             self.device = torch.cat([self.host, padding]).to(device)
 
-    def n_update_int32(self, spans: Sequence[tuple[int, int, int]]) -> int:
+    def n_update_int32(self, spans: _C.DirtySpans) -> int:
         """Room that `write_update` needs in a staging buffer for these dirty spans."""
-        return 0 if self._is_alias else 2 * sum(end - begin for _, begin, end in spans)
+        return 0 if self._is_alias else 2 * _C.n_dirty_entries(spans)
 
-    def write_update(self, spans: Sequence[tuple[int, int, int]], out: Tensor) -> None:
-        """Write the entries of spans (req_idx, begin, end) to out: all positions, then all slots.
+    def write_update(self, spans: _C.DirtySpans, out: Tensor) -> None:
+        """Write the entries of spans to out: all positions, then all slots.
 
         out: int32 [n_update_int32(spans)] in host memory. A position is an index into the flat
-        table, which `_C.PagePool` keeps within int32.
+        table, which `PagePool` keeps within int32.
         """
-        positions, slots = out.view(2, -1)
-        cursor = 0
-        for req_idx, begin, end in spans:
-            n = end - begin
-            first = req_idx * self.host.shape[1] + begin
-            torch.arange(first, first + n, dtype=torch.int32, out=positions[cursor : cursor + n])
-            slots[cursor : cursor + n] = self.host[req_idx, begin:end]
-            cursor += n
+        _C.write_table_update(self._pool, spans, int32_view(out))
 
     def apply_update(self, update: Tensor) -> None:
         """Apply an update, already on the device, to the device table."""

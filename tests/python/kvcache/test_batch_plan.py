@@ -321,8 +321,9 @@ def test_dirty_spans_bring_a_copy_of_the_table_up_to_date(data: st.DataObject) -
             del lengths[req_idx]
         if lengths and data.draw(st.booleans()):
             layout = plan.build([min(lengths)], [0], [1], staging=staging)
-            for req_idx, begin, end in layout.dirty_spans:
-                copy[req_idx, begin:end] = table_of(pool)[req_idx, begin:end]
+            for span in layout.dirty_spans:
+                written = np.s_[span.req_idx, span.begin : span.end]
+                copy[written] = table_of(pool)[written]
             for req_idx, n_slots in lengths.items():
                 assert (
                     copy[req_idx, :n_slots].tolist() == table_of(pool)[req_idx, :n_slots].tolist()

@@ -315,7 +315,7 @@ def test_updates_keep_a_copied_table_equal_to_the_hosts():
             del live[row]
         elif admission := host.admit([rng.randrange(9) for _ in range(rng.randint(1, 50))]):
             live[admission.req_idx] = host.n_slots(admission.req_idx)
-        spans = [(span.req_idx, span.begin, span.end) for span in host.take_dirty()]
+        spans = host.take_dirty()
         update = torch.empty(table.n_update_int32(spans), dtype=torch.int32)
         table.write_update(spans, update)
         table.apply_update(update)
