@@ -11,8 +11,10 @@ import torch
 
 from astrai.models.config import ModelConfig
 from astrai.models.decoder import CausalLM, DecoderLayer
+from astrai.models.expert_weights import expert_parts, expert_shapes
 from astrai.models.families import Family
 from astrai.models.linear import Linear
+from astrai.models.mlp import GatedMLP, SparseMLP
 from astrai.models.registry import family_named
 from astrai.models.rope import RopeConfig
 from astrai.models.rotary import RotaryEmbedding
@@ -67,6 +69,7 @@ class _Placer:
     ) -> None:
         self._config = config
         self._source = source
+        self._names = source.names()
         self._device = device
         self._dtype = dtype
         self._on_bytes = on_bytes
@@ -95,9 +98,43 @@ class _Placer:
             o=linear((names.o,), config.o_bias),
             attention_norm=norm(names.attention_norm),
             mlp_input_norm=norm(names.mlp_input_norm),
-            gate_up=linear(names.gate_up, config.mlp_bias),
-            down=linear((names.down,), config.mlp_bias),
+            mlp=self._mlp(layer_id),
             mlp_norm=norm(names.mlp_norm),
+        )
+
+    def _mlp(self, layer_id: int) -> GatedMLP | SparseMLP:
+        prefix, config, names = layer_prefix(layer_id), self._config, self._family.layer
+        experts, expert_names = config.experts_of(layer_id), names.experts
+
+        def gated(gate_up: tuple[str, ...], down: str, has_bias: bool) -> GatedMLP:
+            return GatedMLP(
+                self._linear([prefix + module for module in gate_up], has_bias),
+                self._linear([prefix + down], has_bias),
+            )
+
+        if experts is None or expert_names is None:
+            return gated(names.gate_up, names.down, config.mlp_bias)
+        fused = {
+            name: torch.empty(shape, dtype=self._dtype, device=self._device)
+            for name, shape in expert_shapes(config, experts).items()
+        }
+        for part in expert_parts(config, experts, expert_names, prefix, self._names):
+            every = fused[part.target]
+            out = every[:, part.rows] if part.expert is None else every[part.expert, part.rows]
+            self._source.copy_into(part.name, out)
+            self._on_bytes(self._source.n_bytes(part.name))
+        shared = shared_gate = None
+        if experts.shared_size is not None:
+            shared = gated(expert_names.shared_gate_up, expert_names.shared_down, False)
+            shared_gate = self._linear([prefix + expert_names.shared_gate], False)
+        return SparseMLP(
+            router=self._linear([prefix + expert_names.router], False),
+            gate_up=fused["gate_up"],
+            down=fused["down"],
+            n_active=experts.n_active,
+            norm_topk_prob=experts.norm_topk_prob,
+            shared=shared,
+            shared_gate=shared_gate,
         )
 
     def norm(self, module: str) -> torch.Tensor:

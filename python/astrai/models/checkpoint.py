@@ -17,6 +17,7 @@ from astrai.models.config_keys import token_ids
 from astrai.models.errors import ModelLoadError
 from astrai.models.gguf_file import GGUFFile
 from astrai.models.registry import family_named, family_of_gguf
+from astrai.models.renamed_weights import RenamedSource
 from astrai.models.weights import WeightSource
 from astrai.models.weights_gguf import GGUFSource, read_vector
 from astrai.models.weights_hf import SafetensorsSource, read_json_object
@@ -56,7 +57,11 @@ def open_folder(folder: Path) -> Checkpoint:
     raw = read_json_object(path)
     config = _naming(path, lambda: config_from_hf(raw))
     family = family_named(config.architecture)
-    weights = SafetensorsSource(folder, family.hf_rows_interleaved, family.norm_offset)
+    weights: WeightSource = SafetensorsSource(
+        folder, family.hf_rows_interleaved, family.norm_offset
+    )
+    if family.hf_renames or family.hf_ignored:
+        weights = RenamedSource(weights, family.hf_renames, family.hf_ignored)
     tokenizer = _naming(
         None, lambda: tokenizer_from_folder(folder, config.vocab_size, config.bos_token_id)
     )
@@ -79,7 +84,7 @@ def open_folder(folder: Path) -> Checkpoint:
 def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file."""
     file = GGUFFile(path)
-    family = _naming(path, lambda: family_of_gguf(file.metadata.get("general.architecture")))
+    family = _naming(path, lambda: family_of_gguf(file.metadata))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelLoadError(path, "tensor 'token_embd.weight' is missing.", "Fetch it again.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from astrai.models.experts_config import ExpertsConfig
 from astrai.models.rope import RopeConfig
 
 __all__ = ["Activation", "ModelConfig"]
@@ -36,6 +37,7 @@ class ModelConfig:
     attention_bias: bool = False  # on q, k and v
     o_bias: bool = False
     mlp_bias: bool = False
+    experts: ExpertsConfig | None = None  # in place of the MLP of intermediate_size in some layers
     activation: Activation = "silu"  # of the gate
     sliding_window: int | None = None  # keys that a row of a sliding layer sees, its own included
     sliding_pattern: tuple[bool, ...] = (False,)  # which layers slide, repeated over the layers
@@ -66,6 +68,11 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """Dimensions of each head that rotate, the first ones."""
         return self.rope.rotary_dim(self.head_dim)
+
+    def experts_of(self, layer_id: int) -> ExpertsConfig | None:
+        """The experts of this layer; None where it has one MLP."""
+        experts = self.experts
+        return experts if experts is not None and experts.is_sparse(layer_id) else None
 
     def is_sliding(self, layer_id: int) -> bool:
         return self.sliding_pattern[layer_id % len(self.sliding_pattern)]

@@ -38,7 +38,7 @@ def config_from_gguf(
     embedding_rows: rows of token_embd.weight (vocab_size where the metadata has none).
     has_output: is there an output.weight; without one the embeddings are tied. has_attention_bias,
     has_o_bias: are there biases of q, k and v, and of the output projection."""
-    family = family_of_gguf(metadata.get("general.architecture"))
+    family = family_of_gguf(metadata)
     prefix = f"{family.gguf_architecture}."
     keys = Keys(metadata, prefix)
     hidden_size = keys.size("embedding_length")
@@ -46,8 +46,8 @@ def config_from_gguf(
     head_dim = keys.size("attention.key_length", hidden_size // n_heads)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise ValueError(f"{prefix}attention.value_length differs from key_length.")
-    if keys.get("expert_count"):
-        raise ValueError(f"{prefix}expert_count: mixtures of experts are not supported.")
+    if keys.get("expert_count") and family.layer.experts is None:
+        raise ValueError(f"{prefix}expert_count: a {family.name} model has no experts.")
     window = keys.optional_size("attention.sliding_window") if family.sliding_pattern else None
     return ModelConfig(
         architecture=family.name,

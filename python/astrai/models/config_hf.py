@@ -37,7 +37,7 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     if config.get("quantization_config"):
         raise ValueError("quantization_config: quantised folders are not supported; use GGUF.")
     hidden_size, n_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
-    attention_bias = keys.flag("attention_bias")
+    attention_bias = keys.flag(family.hf_bias_key)
     window, pattern = _windows(keys, family)
     rope, local_rope = _ropes(values, any(pattern))
     return ModelConfig(

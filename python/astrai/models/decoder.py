@@ -2,7 +2,8 @@
 
 Rows of all requests of a step lie one after another, [total_q, ...], without padding. Query, key
 and value weights are one matrix, as are gate and up, and the q and k rows were interleaved at load
-(`build.py`), so a layer is four matrix products, its norms, one rotation and one attention call.
+(`build.py`), so a layer is four matrix products, its norms, one rotation and one attention call;
+where it has experts, `mlp.py` says what stands for the last two products.
 What a family lacks is None or 1 in its `ModelConfig` and layers; no family is named here.
 For serving only: no autograd. Holds no request state; one forward at a time."""
 
@@ -18,6 +19,7 @@ from astrai.models.config import ModelConfig
 from astrai.models.execution import layers_for
 from astrai.models.layers import Placed
 from astrai.models.linear import Linear
+from astrai.models.mlp import GatedMLP, SparseMLP
 from astrai.models.rotary import RotaryEmbedding
 from astrai.models.workspace import Workspace
 
@@ -38,8 +40,7 @@ class DecoderLayer:
     o: Linear
     attention_norm: torch.Tensor | None  # [hidden], on what attention adds to the residual
     mlp_input_norm: torch.Tensor | None  # [hidden]
-    gate_up: Linear  # rows: intermediate_size gate, intermediate_size up
-    down: Linear
+    mlp: GatedMLP | SparseMLP
     mlp_norm: torch.Tensor | None  # [hidden], on what the MLP adds to the residual
 
     def tensors(self) -> list[torch.Tensor]:
@@ -53,9 +54,7 @@ class DecoderLayer:
             self.mlp_norm,
         )
         found = [norm for norm in norms if norm is not None]
-        for linear in (self.qkv, self.o, self.gate_up, self.down):
-            found += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        return found
+        return [*found, *self.qkv.tensors(), *self.o.tensors(), *self.mlp.tensors()]
 
 
 class CausalLM:
@@ -151,8 +150,7 @@ class CausalLM:
                 logits_indices = None
             hidden = layer.o(attended, space.hidden)
             normed = self._add(hidden, residual, layer.attention_norm, layer.mlp_input_norm, space)
-            gated = self._gate(layer.gate_up(normed, space.gate_up), space.gated)
-            hidden = layer.down(gated, space.hidden)
+            hidden = layer.mlp(normed, ops, self._gate, space)
             is_last = layer_id == last_layer_id
             next_norm = self.final_norm if is_last else self.layers[layer_id + 1].input_norm
             normed = self._add(hidden, residual, layer.mlp_norm, next_norm, space)

@@ -11,7 +11,22 @@ from typing import Any, Literal
 
 from astrai.models.config_keys import Keys
 
-__all__ = ["Family", "LayerNames"]
+__all__ = ["ExpertNames", "Family", "LayerNames"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Modules of a layer with experts, behind `model.layers.N.`, but for the first three."""
+
+    gate: str = "gate_proj"  # of one expert, behind `{experts}.M.`, or of all behind `{experts}.`
+    up: str = "up_proj"
+    down: str = "down_proj"
+    experts: str = "mlp.experts"
+    router: str = "mlp.gate"
+    # Of the expert that all rows go through, where there is one.
+    shared_gate_up: tuple[str, str] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
+    shared_down: str = "mlp.shared_expert.down_proj"
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,7 @@ class LayerNames:
     # Gate and up; a single name holds the rows of both, in that order.
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    experts: ExpertNames | None = None  # where some layers have them in place of gate_up and down
 
 
 def _no_fields(keys: Keys) -> Mapping[str, Any]:
@@ -53,7 +69,12 @@ class Family:
     # The usual converter to GGUF permutes them for some families.
     hf_rows_interleaved: bool = False
     gguf_rows_interleaved: bool = False
-    has_o_bias: bool = True  # does attention_bias mean the output projection as well
+    # (part of a tensor's name in a Hugging Face folder, what the names here have in its place); a
+    # part that begins with a dot may stand anywhere, another one only at the beginning.
+    hf_renames: tuple[tuple[str, str], ...] = ()
+    hf_ignored: tuple[str, ...] = ()  # beginnings of the names of tensors that text does not need
+    hf_bias_key: str = "attention_bias"  # the key of config.json for biases of q, k and v
+    has_o_bias: bool = True  # does hf_bias_key mean the output projection as well
     # Which layers slide where config.json has a sliding_window and no layer_types, repeated over
     # the layers. None: this family has no windows, and files that ask for one are refused.
     sliding_pattern: tuple[bool, ...] | None = None

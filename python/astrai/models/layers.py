@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from astrai.extension import apply_rotary_emb
+from astrai.models.experts import Gate, mix_by_expert, mix_densely
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
@@ -75,6 +76,20 @@ class Layers:
         """gelu(gate) * up with the tanh form of GELU; otherwise as `silu_mul`."""
         n = gate_up.shape[1] // 2
         return F.gelu(gate_up[:, :n], approximate="tanh").mul_(gate_up[:, n:])
+
+    def mix_experts(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate: Gate,
+    ) -> torch.Tensor:
+        """The weighted sum of the experts ids [n_rows, n_active] of each row of x [n_rows, hidden];
+        see `experts.mix_by_expert`."""
+        mix = mix_by_expert if x.device.type == "cpu" else mix_densely
+        return mix(x, ids, weights, gate_up, down, gate)
 
     def norm_heads(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of heads [n_rows, n, head_dim]: of each where weight is [head_dim], of all as

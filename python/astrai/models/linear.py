@@ -46,5 +46,9 @@ class Linear:
     weight: torch.Tensor  # [n_out, n_in]
     bias: torch.Tensor | None = None  # [n_out]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Every weight."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return linear(x, self.weight, self.bias, out)

@@ -6,13 +6,14 @@ which are those of Hugging Face checkpoints. `expected_shapes` lists what a Mode
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 import torch
 
 from astrai.models.config import ModelConfig
 from astrai.models.errors import ModelLoadError
+from astrai.models.expert_weights import expert_parts, router_sizes
 from astrai.models.families import Family, LayerNames
 from astrai.models.registry import family_named
 
@@ -50,23 +51,37 @@ def layer_prefix(layer_id: int) -> str:
     return f"model.layers.{layer_id}."
 
 
-def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor the model needs; an iterator, since n_layers is input."""
+def expected_shapes(
+    config: ModelConfig, present: Collection[str] = ()
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor the model needs; an iterator, since n_layers is input.
+    present: the names a checkpoint has, which tell the layout of its experts."""
     yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     if not config.tie_word_embeddings:
         yield "lm_head.weight", (config.vocab_size, config.hidden_size)
     yield "model.norm.weight", (config.hidden_size,)
     family = family_named(config.architecture)
     norms = _norm_sizes(config, family)
-    linears = _linear_sizes(config, family.layer)
+    attention, mlp = _attention_sizes(config, family.layer), _mlp_sizes(config, family.layer)
     for layer_id in range(config.n_layers):
         prefix = layer_prefix(layer_id)
         for name, size in norms:
             yield f"{prefix}{name}.weight", (size,)
-        for name, n_rows, n_columns, has_bias in linears:
+        for name, n_rows, n_columns, has_bias in attention:
             yield f"{prefix}{name}.weight", (n_rows, n_columns)
             if has_bias:
                 yield f"{prefix}{name}.bias", (n_rows,)
+        experts, names = config.experts_of(layer_id), family.layer.experts
+        if experts is None or names is None:
+            for name, n_rows, n_columns in mlp:
+                yield f"{prefix}{name}.weight", (n_rows, n_columns)
+                if config.mlp_bias:
+                    yield f"{prefix}{name}.bias", (n_rows,)
+            continue
+        for name, n_rows, n_columns in router_sizes(config, experts, names):
+            yield f"{prefix}{name}.weight", (n_rows, n_columns)
+        for part in expert_parts(config, experts, names, prefix, present):
+            yield part.name, part.shape
 
 
 def _norm_sizes(config: ModelConfig, family: Family) -> list[tuple[str, int]]:
@@ -81,27 +96,32 @@ def _norm_sizes(config: ModelConfig, family: Family) -> list[tuple[str, int]]:
     return sizes
 
 
-def _linear_sizes(config: ModelConfig, names: LayerNames) -> list[tuple[str, int, int, bool]]:
-    """(module, rows, columns, has a bias) of each projection of a layer."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
+def _attention_sizes(config: ModelConfig, names: LayerNames) -> list[tuple[str, int, int, bool]]:
+    """(module, rows, columns, has a bias) of each projection of attention."""
+    hidden = config.hidden_size
     q_rows, kv_rows = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     qkv = (q_rows, kv_rows, kv_rows) if len(names.qkv) == 3 else (q_rows + 2 * kv_rows,)
-    gate_up = (ffn, ffn) if len(names.gate_up) == 2 else (2 * ffn,)
     return [
         *((name, n, hidden, config.attention_bias) for name, n in zip(names.qkv, qkv, strict=True)),
         (names.o, hidden, q_rows, config.o_bias),
-        *(
-            (name, n, hidden, config.mlp_bias)
-            for name, n in zip(names.gate_up, gate_up, strict=True)
-        ),
-        (names.down, hidden, ffn, config.mlp_bias),
+    ]
+
+
+def _mlp_sizes(config: ModelConfig, names: LayerNames) -> list[tuple[str, int, int]]:
+    """(module, rows, columns) of each projection of a layer's one MLP."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    gate_up = (ffn, ffn) if len(names.gate_up) == 2 else (2 * ffn,)
+    return [
+        *((name, n, hidden) for name, n in zip(names.gate_up, gate_up, strict=True)),
+        (names.down, hidden, ffn),
     ]
 
 
 def check_weights(config: ModelConfig, source: WeightSource) -> None:
     """Raises ModelLoadError for the first tensor that is missing, misshapen or not wanted."""
-    unused = source.names()
-    for name, shape in expected_shapes(config):
+    present = source.names()
+    unused = set(present)
+    for name, shape in expected_shapes(config, present):
         if name not in unused:
             raise ModelLoadError(
                 source.where(),

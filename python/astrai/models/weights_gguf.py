@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +51,18 @@ def gguf_layer_names(layer: LayerNames) -> dict[str, str]:
     gate_up = ("ffn_gate", "ffn_up") if len(layer.gate_up) == 2 else ("ffn_up",)
     names.update(zip(qkv, layer.qkv, strict=True))
     names.update(zip(gate_up, layer.gate_up, strict=True))
+    experts = layer.experts
+    if experts is not None:
+        names.update(
+            ffn_gate_inp=experts.router,
+            ffn_gate_exps=f"{experts.experts}.{experts.gate}",
+            ffn_up_exps=f"{experts.experts}.{experts.up}",
+            ffn_down_exps=f"{experts.experts}.{experts.down}",
+            ffn_gate_shexp=experts.shared_gate_up[0],
+            ffn_up_shexp=experts.shared_gate_up[1],
+            ffn_down_shexp=experts.shared_down,
+            ffn_gate_inp_shexp=experts.shared_gate,
+        )
     return {short: module for short, module in names.items() if module is not None}
 
 
@@ -68,6 +82,12 @@ class GGUFSource:
             for name, tensor in file.tensors.items()
             if name not in _NOT_WEIGHTS
         }
+        if family.layer.experts is not None:
+            # The one row of this matrix is stored as a vector by some.
+            gate = f".{family.layer.experts.shared_gate}.weight"
+            for name, tensor in self._tensors.items():
+                if name.endswith(gate) and len(tensor.shape) == 1:
+                    self._tensors[name] = replace(tensor, shape=(1, *tensor.shape))
         self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "gguf")
         for tensor in self._tensors.values():
             if not _is_readable(tensor.type_name):
@@ -101,19 +121,25 @@ class GGUFSource:
             out.copy_(values) if row_index is None else out.index_copy_(0, row_index, values)
             return
         piece_rows = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
+        matrices = out.unbind(0) if out.dim() == 3 else (out,)  # those of experts are apart
+        rows_each = n_rows // len(matrices)
 
-        def fill(begin: int) -> None:
-            end = min(begin + piece_rows, n_rows)
-            values = _read(self._file, tensor, begin, end)
+        def fill(place: tuple[int, int]) -> None:
+            matrix_idx, begin = place
+            end = min(begin + piece_rows, rows_each)
+            first = matrix_idx * rows_each
+            values = _read(self._file, tensor, first + begin, first + end)
+            rows = matrices[matrix_idx]
             if row_index is not None:
-                out[row_index[begin:end]] = torch.from_numpy(values).to(out.device, out.dtype)
+                rows[row_index[begin:end]] = torch.from_numpy(values).to(out.device, out.dtype)
             elif out.dtype == torch.float32 and out.device.type == "cpu":
                 # numpy copies in this thread; torch would start an OpenMP team in each.
-                np.copyto(out[begin:end].numpy(), values)
+                np.copyto(rows[begin:end].numpy(), values)
             else:
-                out[begin:end].copy_(torch.from_numpy(values))
+                rows[begin:end].copy_(torch.from_numpy(values))
 
-        for _ in self._pool.map(fill, range(0, n_rows, piece_rows)):
+        places = product(range(len(matrices)), range(0, rows_each, piece_rows))
+        for _ in self._pool.map(fill, places):
             pass  # waits, and raises what a thread raised
         self._file.forget_pages()
 
@@ -153,7 +179,12 @@ def _canonical(name: str, layer_names: dict[str, str]) -> str:
     """The canonical name of a GGUF tensor, or the name itself where there is none."""
     if name in GGUF_TOP_NAMES:
         return GGUF_TOP_NAMES[name]
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[2] in layer_names:
-        return f"model.layers.{int(parts[1])}.{layer_names[parts[2]]}.{parts[3]}"
+    match name.split("."):
+        case ["blk", layer_id, short, suffix] if layer_id.isdecimal() and short in layer_names:
+            return f"model.layers.{int(layer_id)}.{layer_names[short]}.{suffix}"
+        case ["blk", layer_id, short, expert, suffix] if (  # old files: each expert by itself
+            layer_id.isdecimal() and expert.isdecimal() and f"{short}_exps" in layer_names
+        ):
+            experts, _, projection = layer_names[f"{short}_exps"].rpartition(".")
+            return f"model.layers.{int(layer_id)}.{experts}.{int(expert)}.{projection}.{suffix}"
     return name

@@ -14,7 +14,7 @@ from astrai.models import LoadedModel, load_model
 from astrai.sampling import SamplingParams
 
 Record = dict[str, Any]
-TINY_MODELS = ["llama_tied", "llama_llama3", "qwen2", "qwen3", "gemma2"]
+TINY_MODELS = ["llama_tied", "llama_llama3", "qwen2", "qwen3", "qwen3_moe", "gemma2"]
 
 # kv_tokens "tight" leaves room for little more than the longest record.
 MODES: dict[str, dict[str, Any]] = {

@@ -126,7 +126,9 @@ def greedy(model: CausalLM, pool: PagePool, prompts: list[list[int]], n: int) ->
     return out
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "llama_llama3", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama_tied", "llama_llama3", "qwen2", "qwen3", "qwen3_moe", "gemma2"]
+)
 @pytest.mark.parametrize("paged", [False, True])
 def test_stored_references_are_met_with_a_cache(name: str, paged: bool, goldens: Path) -> None:
     folder = goldens / "tiny" / name
@@ -140,7 +142,9 @@ def test_stored_references_are_met_with_a_cache(name: str, paged: bool, goldens:
         assert greedy(loaded.model, pool, [record["prompt_ids"]], 24) == [record["gen_ids"]]
 
 
-@pytest.mark.parametrize("name", ["llama_tied", "llama_llama3", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama_tied", "llama_llama3", "qwen2", "qwen3", "qwen3_moe", "gemma2"]
+)
 def test_stored_references_are_met_position_by_position(name: str, goldens: Path) -> None:
     folder = goldens / "tiny" / name
     loaded = load_model(folder, device="cpu", dtype="float32", progress=False)

@@ -20,10 +20,13 @@ from toy_models import (
     granite,
     ministral,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     reference_logits,
     write_gguf,
 )
@@ -60,6 +63,15 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral_without_window": lambda: mistral(seed=1, sliding_window=None),
     "ministral": lambda: ministral(
         layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+    ),
+    "mixtral": mixtral,
+    "mixtral_sliding": lambda: mixtral(seed=1, sliding_window=6, num_experts_per_tok=5),
+    "qwen2_moe": qwen2_moe,
+    "qwen2_moe_normed": lambda: qwen2_moe(seed=1, norm_topk_prob=True, qkv_bias=False),
+    "qwen3_moe": lambda: qwen3_moe(seed=1, norm_topk_prob=True, num_experts_per_tok=1),
+    # Layers 1 and 3 of 0 to 4 by the step, of which one is dense after all.
+    "qwen3_moe_mixed": lambda: qwen3_moe(
+        seed=1, num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3]
     ),
     "phi3": phi3,
     "phi3_partial": lambda: phi3(partial_rotary_factor=0.5),
@@ -190,6 +202,9 @@ def test_longrope_takes_the_long_factors_where_longer_texts_are_served(tmp_path:
 
 GGUF_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": qwen2,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
     "phi3": lambda: phi3(sliding_window=7),
     "olmo2": olmo2,
     "granite": granite,
@@ -210,6 +225,14 @@ def add_family_keys(model: PreTrainedModel, writer: gguf.GGUFWriter) -> None:
     if getattr(config, "attn_logit_softcapping", None):
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    n_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if config.model_type == "granite":
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
@@ -262,6 +285,9 @@ def test_gguf_longrope_factors_are_read(tmp_path: Path) -> None:
         ("gemma2", "model.layers.0.pre_feedforward_layernorm.weight"),
         ("glm4", "model.layers.1.post_self_attn_layernorm.weight"),
         ("qwen2", "model.layers.1.self_attn.k_proj.bias"),
+        ("qwen3_moe", "model.layers.1.mlp.experts.7.up_proj.weight"),
+        ("qwen3_moe_mixed", "model.layers.3.mlp.up_proj.weight"),
+        ("qwen2_moe", "model.layers.0.mlp.shared_expert_gate.weight"),
     ],
 )
 def test_a_missing_or_surplus_tensor_is_named(name: str, missing: str, tmp_path: Path) -> None:
@@ -274,5 +300,6 @@ def test_a_missing_or_surplus_tensor_is_named(name: str, missing: str, tmp_path:
         load_model(tmp_path, device="cpu", progress=False)
     tensors[missing] = tensors[missing + "_of_another"].clone()
     save_file(tensors, path)
-    with pytest.raises(ModelLoadError, match=f"{missing}_of_another' has no place in a {name}"):
+    family = name.removesuffix("_mixed")
+    with pytest.raises(ModelLoadError, match=f"{missing}_of_another' has no place in a {family}"):
         load_model(tmp_path, device="cpu", progress=False)

@@ -24,6 +24,8 @@ from transformers import (
     MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Phi3Config,
@@ -31,10 +33,15 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
+from astrai.models.families import ExpertNames
 from astrai.models.registry import family_of_gguf
 from astrai.models.weights_gguf import GGUF_TOP_NAMES, gguf_layer_names
 
@@ -58,6 +65,10 @@ LLAMA3 = {
 }
 
 
+# Where GGUF files call a model otherwise than transformers does.
+GGUF_ARCHITECTURES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+
+
 def llama(seed: int = 0, **changes: Any) -> PreTrainedModel:
     return _made(LlamaForCausalLM, LlamaConfig(**{**SIZES, **changes}), seed)
 
@@ -79,6 +90,24 @@ def mistral(seed: int = 0, **changes: Any) -> PreTrainedModel:
 def ministral(seed: int = 0, **changes: Any) -> PreTrainedModel:
     sizes = {**SIZES, "num_hidden_layers": 3, "sliding_window": 6, "head_dim": 16}
     return _made(MinistralForCausalLM, MinistralConfig(**{**sizes, **changes}), seed)
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
+
+def mixtral(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}
+    return _made(MixtralForCausalLM, MixtralConfig(**{**sizes, **changes}), seed)
+
+
+def qwen2_moe(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, **EXPERTS, "shared_expert_intermediate_size": 48}
+    return _made(Qwen2MoeForCausalLM, Qwen2MoeConfig(**{**sizes, **changes}), seed)
+
+
+def qwen3_moe(seed: int = 0, **changes: Any) -> PreTrainedModel:
+    sizes = {**SIZES, **EXPERTS, "head_dim": 32}
+    return _made(Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**sizes, **changes}), seed)
 
 
 def phi3(seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -155,8 +184,9 @@ def write_gguf(
     """Write a model as GGUF with the gguf package's writer. Returns the float32 value that each
     tensor has after quantisation, by Hugging Face name and in Hugging Face row order."""
     config = model.config
-    arch = config.model_type.removesuffix("_text")
-    family = family_of_gguf(arch)
+    arch = GGUF_ARCHITECTURES.get(config.model_type) or config.model_type.removesuffix("_text")
+    n_experts = getattr(config, "num_local_experts", 0) or getattr(config, "num_experts", 0)
+    family = family_of_gguf({"general.architecture": arch, f"{arch}.expert_count": n_experts})
     writer = gguf.GGUFWriter(path, arch)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -173,7 +203,7 @@ def write_gguf(
     extra(writer)
     names = {hf: name for name, hf in GGUF_TOP_NAMES.items()}
     stored: dict[str, np.ndarray] = {}
-    for hf_name, weight in model.state_dict().items():
+    for hf_name, weight in _unfused(model.state_dict(), family.layer.experts).items():
         if hf_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = names.get(hf_name) or _layer_name(hf_name, gguf_layer_names(family.layer))
@@ -193,6 +223,26 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def _unfused(
+    weights: dict[str, torch.Tensor], experts: ExpertNames | None
+) -> dict[str, torch.Tensor]:
+    """The weights of a model, those of experts by projection as GGUF files have them."""
+    if experts is None:
+        return weights
+    found: dict[str, torch.Tensor] = {}
+    for name, weight in weights.items():
+        module, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            gate, up = weight.chunk(2, dim=1)
+            found[f"{module}.{experts.gate}.weight"] = gate.contiguous()
+            found[f"{module}.{experts.up}.weight"] = up.contiguous()
+        elif last == "down_proj":
+            found[f"{module}.{experts.down}.weight"] = weight
+        else:
+            found[name] = weight
+    return found
 
 
 def _layer_name(hf_name: str, layer_names: dict[str, str]) -> str:
