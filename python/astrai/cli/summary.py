@@ -34,6 +34,10 @@ def summary(
                 f"{facts['n_parameters'] / 1e6:.1f} M parameters, "
                 f"{facts['weight_bytes'] / _MB:.0f} MB, loaded in {facts['load_s']:.1f} s",
             ),
+            *(
+                ("", f"text alone: {n} tensors of {module} are not loaded")
+                for module, n in facts["left_out"].items()
+            ),
             ("device", f"{loaded.device}, {str(loaded.dtype).removeprefix('torch.')}"),
             ("text", _text(loaded)),
             (

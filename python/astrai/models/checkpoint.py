@@ -5,8 +5,8 @@ tensors are still on disk. Every fault is a ModelLoadError that names the file."
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,6 +45,8 @@ class Checkpoint:
     chat_template: ChatTemplate | None
     end_ids: tuple[int, ...]  # ids that end a text, from every file that names them
     format: str  # "safetensors" or "gguf"
+    # Tensors that text does not need, by module: they are not loaded.
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -60,8 +62,10 @@ def open_folder(folder: Path) -> Checkpoint:
     weights: WeightSource = SafetensorsSource(
         folder, family.hf_rows_interleaved, family.norm_offset
     )
+    left_out: Mapping[str, int] = {}
     if family.hf_renames or family.hf_ignored:
-        weights = RenamedSource(weights, family.hf_renames, family.hf_ignored)
+        weights = renamed = RenamedSource(weights, family.hf_renames, family.hf_ignored)
+        left_out = renamed.left_out
     tokenizer = _naming(
         None, lambda: tokenizer_from_folder(folder, config.vocab_size, config.bos_token_id)
     )
@@ -77,7 +81,7 @@ def open_folder(folder: Path) -> Checkpoint:
         template = _naming(path, lambda: ChatTemplate(sources, special_tokens_of(folder)))
     ends = [*config.eos_token_ids, *generation_ids, *(tokenizer.eos_ids if tokenizer else ())]
     return Checkpoint(
-        config, weights, tokenizer, template, _in_vocabulary(ends, config), "safetensors"
+        config, weights, tokenizer, template, _in_vocabulary(ends, config), "safetensors", left_out
     )
 
 

@@ -21,6 +21,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 _ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
+_WHOLE_MODEL_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 _MAX_PATTERN = 1 << 16  # layers; a file could ask for any number
 
 
@@ -32,7 +33,7 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     if not isinstance(architectures, list) or not architectures:
         raise ValueError("architectures must be a list that names one, such as LlamaForCausalLM.")
     family = family_of_hf(architectures[0])
-    values = {**family.hf_defaults, **config}
+    values = {**family.hf_defaults, **_text_values(config)}
     keys = Keys(values)
     if config.get("quantization_config"):
         raise ValueError("quantization_config: quantised folders are not supported; use GGUF.")
@@ -61,10 +62,22 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
         activation=_activation(keys),
         sliding_window=window,
         sliding_pattern=pattern,
-        bos_token_id=first_id(config.get("bos_token_id")),
-        eos_token_ids=token_ids(config.get("eos_token_id"), "eos_token_id"),
+        bos_token_id=first_id(values.get("bos_token_id")),
+        eos_token_ids=token_ids(values.get("eos_token_id"), "eos_token_id"),
         **family.hf_fields(keys),
     )
+
+
+def _text_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of the text model, which a model that also sees keeps in text_config."""
+    text = config.get("text_config")
+    if text is None:
+        return config
+    if not isinstance(text, Mapping):
+        raise ValueError(f"text_config must be an object, got {text!r}.")
+    # What the whole model says of its vocabulary holds; a chat ends with the ids named there.
+    whole = {key: config[key] for key in _WHOLE_MODEL_KEYS if config.get(key) is not None}
+    return {**text, **whole}
 
 
 def _activation(keys: Keys) -> Activation:

@@ -34,7 +34,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None
     end_ids: tuple[int, ...]
     source: str  # the folder or file it came from
-    summary: Mapping[str, Any]  # format, n_parameters, weight_bytes, load_s, ...
+    summary: Mapping[str, Any]  # format, n_parameters, weight_bytes, left_out, ...
     device: torch.device
     dtype: torch.dtype
 
@@ -74,6 +74,7 @@ def load_model(
         "format": checkpoint.format,
         "n_parameters": sum(weight.numel() for weight in weights),
         "weight_bytes": sum(weight.nbytes for weight in weights),
+        "left_out": dict(checkpoint.left_out),
         "load_s": round(time.perf_counter() - began, 3),
     }
     return LoadedModel(

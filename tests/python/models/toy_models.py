@@ -12,7 +12,9 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3Config,
     Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
@@ -147,6 +149,29 @@ def gemma3(seed: int = 0, **changes: Any) -> PreTrainedModel:
     return _made(Gemma3ForCausalLM, Gemma3TextConfig(**{**sizes, **changes}), seed)
 
 
+def gemma3_seeing(seed: int = 0) -> PreTrainedModel:
+    """The model that also sees pictures."""
+    text = {**GEMMA_SIZES, "num_hidden_layers": 3, "sliding_window_pattern": 3}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = Gemma3Config(
+        text_config=text,
+        vision_config={**vision, "model_type": "siglip_vision_model"},
+        mm_tokens_per_image=4,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+        eos_token_id=[2, 5],
+    )
+    return _made(Gemma3ForConditionalGeneration, config, seed)
+
+
 def _made(kind: Callable[[Any], Any], config: Any, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     model: PreTrainedModel = kind(config).eval().float()
@@ -210,6 +235,8 @@ def write_gguf(
         values = weight.numpy()
         if "norm" in name:
             values = values + np.float32(family.norm_offset)  # as the usual converter does
+        if name.endswith(".ffn_gate_inp_shexp.weight"):
+            values = values[0]  # one row, a vector as some converters write it
         kind = quantisation if values.ndim > 1 else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(values, kind)
         stored[hf_name] = gguf.quants.dequantize(packed, kind)
