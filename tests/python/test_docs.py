@@ -39,9 +39,13 @@ OTHER_FLAGS = {
     "--prefix": "cmake",
     "--preset": "cmake",
     "--python": "scripts/build_wheel",
+    "--root": "scripts/run_dockerfile",
     "--sdist": "python -m build",
+    "--serve": "scripts/run_dockerfile",
     "--serve-with": "scripts/check_wheel",
     "--source": "scripts/build_wheel",
+    "--variant": "debootstrap",
+    "--work": "scripts/run_dockerfile",
     "--workflow": "cmake",
 }
 
