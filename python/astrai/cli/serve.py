@@ -168,6 +168,7 @@ def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]
         page_size=settings.page_size,
         kv_tokens=settings.kv_tokens,
         prefill_chunk="auto" if settings.prefill_chunk is None else settings.prefill_chunk,
+        itl_target_ms=settings.itl_target_ms,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enable_cuda_graph=settings.cuda_graph,
         max_queue=settings.max_queue,

@@ -7,6 +7,7 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from pathlib import Path
@@ -62,6 +63,7 @@ class InferenceEngine:
         page_size: int = 16,
         kv_tokens: int | None = None,
         prefill_chunk: int | Literal["auto"] | None = "auto",
+        itl_target_ms: float | None = None,
         max_queue: int = 256,
         chat_template: ChatTemplate | None = None,
         end_ids: tuple[int, ...] = (),
@@ -77,8 +79,10 @@ class InferenceEngine:
         for what memory allows). enable_cuda_graph: on a GPU, run each step of decoding requests as
         one captured graph. backend: attention for requests made outside an `attn_backend(...)`
         context. prefill_chunk: prompt tokens computed in one step, None or 0 without limit; "auto"
-        is 512 on a CPU and 512 to 4096 on a GPU, less for larger models. max_queue: requests that
-        may wait beside the running ones. end_ids: ids that end a text. grammar_limits: what a
+        is 512 on a CPU and 512 to 4096 on a GPU, less for larger models. itl_target_ms: steps
+        beside decoding requests compute no more of prompts than lets them end within it, as far as
+        that can be foretold (see `ItlPace`). max_queue: requests that may wait beside the running
+        ones. end_ids: ids that end a text. grammar_limits: what a
         request's grammar may cost. gpu_memory_utilization: share of a card's memory that may be in
         use, the pool included. after_step: see `InferenceScheduler`.
         Raises ValueError naming an option out of its range, NotEnoughMemoryError (a ValueError)
@@ -97,6 +101,11 @@ class InferenceEngine:
         ):
             if value is not None:
                 check_integer(name, value, low)
+        if itl_target_ms is not None and not 0 < itl_target_ms < math.inf:
+            raise ValueError(
+                f"InferenceEngine: itl_target_ms is {itl_target_ms}; it should be a number of "
+                "milliseconds above 0"
+            )
         for end_id in end_ids:
             check_integer("end_ids", end_id, 0, config.vocab_size - 1)
         context_len = min(config.max_position_embeddings, model.max_len)
@@ -151,6 +160,7 @@ class InferenceEngine:
             _C.TextStreams(_token_table(tokenizer, config.vocab_size)),
             max_open=cache.host.max_batch_size + max_queue,
             prefill_chunk=prefill_chunk,
+            itl_target_s=None if itl_target_ms is None else itl_target_ms / 1000,
             strip_leading_space=tokenizer is not None and tokenizer.strips_leading_space,
             after_step=after_step,
         )

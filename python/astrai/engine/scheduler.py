@@ -33,6 +33,7 @@ from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError
 from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection, inspect_engine
+from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.protocols import Executor, LaunchedStep, TextStreamsLike
 from astrai.engine.request import FinishReason, TokenEvent
@@ -74,12 +75,14 @@ class InferenceScheduler:
         *,
         max_open: int,
         prefill_chunk: int | None = 512,
+        itl_target_s: float | None = None,
         strip_leading_space: bool = False,
         after_step: Callable[[], None] | None = None,
     ) -> None:
-        """max_open: requests running and waiting together. strip_leading_space: as the tokenizer
-        says. after_step: called on the thread after every step, for tests that check invariants;
-        what it raises is a fault of the loop."""
+        """max_open: requests running and waiting together. itl_target_s: see `ItlPace`; None lets
+        prompts take prefill_chunk of every step. strip_leading_space: as the tokenizer says.
+        after_step: called on the thread after every step, for tests that check invariants; what it
+        raises is a fault of the loop."""
         self._pool = host_pool
         self._executor = executor
         self._sampler = sampler
@@ -87,7 +90,10 @@ class InferenceScheduler:
         self._max_open = max_open
         self._strip_leading_space = strip_leading_space
         self._after_step = after_step
-        self._state: SchedulingState[EngineTask] = SchedulingState(host_pool, prefill_chunk)
+        self._pace = None if itl_target_s is None else ItlPace(itl_target_s)
+        self._state: SchedulingState[EngineTask] = SchedulingState(
+            host_pool, prefill_chunk, self._pace
+        )
         self._by_handle: dict[int, EngineTask] = {}
         self._stats = EngineStats()
         self._log = StepLog()
@@ -417,6 +423,8 @@ class InferenceScheduler:
             self._stats.first_token(seconds)
         n_sampled = sum(group.n_sampled for group, _ in step.groups)
         itl_s = None
+        if self._pace is not None and self._last_step_at is not None:
+            self._pace.observe([group for group, _ in step.groups], now - self._last_step_at)
         if n_sampled > len(self._first_tokens) and self._last_step_at is not None:
             itl_s = now - self._last_step_at
             self._stats.decode_step(itl_s, n_sampled - len(self._first_tokens))

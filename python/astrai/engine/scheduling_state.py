@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.task import Task, TaskStatus
 
@@ -88,11 +89,14 @@ def generation_room(pool: HostPool, n_prompt: int) -> int:
 class SchedulingState(Generic[T]):
     """Which task prefills, decodes, waits, is preempted or leaves."""
 
-    def __init__(self, pool: HostPool, prefill_chunk: int | None = 512) -> None:
+    def __init__(
+        self, pool: HostPool, prefill_chunk: int | None = 512, pace: ItlPace | None = None
+    ) -> None:
         """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task;
-        None or 0 is unlimited."""
+        None or 0 is unlimited. pace: says where it takes fewer."""
         self._pool = pool
         self._prefill_chunk = prefill_chunk or None
+        self._pace = pace
         self.waiting: deque[T] = deque()
         self.running: list[T] = []
         self._leaving: list[T] = []  # finished, still holding a row
@@ -263,19 +267,22 @@ class SchedulingState(Generic[T]):
 
     def _prefill(self) -> list[tuple[T, int]]:
         """Chunks for the tasks whose prompt is not written yet, oldest first, under the budget."""
-        budget = self._prefill_chunk
+        budget, pace = self._prefill_chunk, self._pace
         chunks: list[tuple[T, int]] = []
+        if pace is not None:
+            pace.begin_step([task.n_planned for task in self.running if task.decodes])
         for task in self.running:
-            remaining = task.n_prefill - task.n_planned
-            if remaining <= 0:
+            q_len = task.n_prefill - task.n_planned
+            if q_len <= 0:
                 continue
-            if budget is None:
-                chunks.append((task, remaining))
-                continue
-            if budget == 0:
+            if budget is not None:
+                q_len = min(q_len, budget)
+            if pace is not None:
+                q_len = pace.take(task.n_planned, q_len)
+            if q_len == 0:
                 break
-            q_len = min(remaining, budget)
-            budget -= q_len
+            if budget is not None:
+                budget -= q_len
             chunks.append((task, q_len))
         return chunks
 

@@ -86,6 +86,12 @@ class ServerSettings:
         "prompt tokens computed in one step; left out: 512 on a CPU, up to 4096 on a GPU",
         minimum=1,
     )
+    itl_target_ms: float | None = _setting(
+        None,
+        ENGINE,
+        "milliseconds between two tokens that chunks of prompts should keep; left out: no aim",
+        minimum=0.1,
+    )
     gpu_memory_utilization: float = _setting(
         0.9,
         ENGINE,

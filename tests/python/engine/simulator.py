@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.scheduling_state import SchedulingState
 from astrai.engine.task import Task, TaskStatus
@@ -54,10 +55,15 @@ class Simulator:
     """One pool, one state and the tasks it has seen."""
 
     def __init__(
-        self, pool: Any, seed: int, prefill_chunk: int | None, is_ahead: bool = False
+        self,
+        pool: Any,
+        seed: int,
+        prefill_chunk: int | None,
+        is_ahead: bool = False,
+        pace: ItlPace | None = None,
     ) -> None:
         self.pool = pool
-        self.state: SchedulingState[SimTask] = SchedulingState(pool, prefill_chunk)
+        self.state: SchedulingState[SimTask] = SchedulingState(pool, prefill_chunk, pace)
         self.random = random.Random(seed)
         self.prefill_chunk = prefill_chunk
         self.memory = np.full(pool.n_tokens + 1, -1, np.int64)

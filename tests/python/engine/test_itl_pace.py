@@ -1,0 +1,150 @@
+"""Chunks of prompts under a target, on a pretended machine whose steps cost what a law says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import Simulator
+
+from astrai import _C
+from astrai.engine.itl_pace import ItlPace
+from astrai.engine.plan import StepGroup
+from astrai.engine.task import Task
+
+N_DECODE, KV_LEN, CHUNK = 64, 1000, 8192
+
+
+class Law(NamedTuple):
+    """Seconds of a step, of each decoding request and each key it reads, of each prompt token and
+    each pair of query and key."""
+
+    step: float
+    request: float
+    key: float
+    token: float
+    pair: float
+
+    def seconds(self, group: StepGroup[Any]) -> float:
+        n = group.n_decode
+        chunks = list(zip(group.starts[n:], group.q_lens[n:], strict=True))
+        pairs = sum(q_len * (start + q_len / 2) for start, q_len in chunks)
+        return (
+            self.step
+            + self.request * n
+            + self.key * sum(group.starts[:n])
+            + self.token * sum(q_len for _, q_len in chunks)
+            + self.pair * pairs
+        )
+
+
+def step_group(decode_starts: list[int], chunks: list[tuple[int, int]]) -> StepGroup[Any]:
+    starts = decode_starts + [start for start, _ in chunks]
+    q_lens = [1] * len(decode_starts) + [q_len for _, q_len in chunks]
+    tasks = [Task(str(i), []) for i in range(len(starts))]
+    return StepGroup(
+        None, tasks, list(range(len(starts))), starts, q_lens, len(starts), len(decode_starts)
+    )
+
+
+def chunk_times(
+    pace: ItlPace, law: Law, prompt_len: int, disturb: Callable[[float], float]
+) -> list[float]:
+    """Seconds of the steps that compute a prompt beside N_DECODE requests, after 100 without."""
+    times, n_done = [], 0
+    for idx in range(100_000):
+        decode_starts = [KV_LEN + idx] * N_DECODE
+        pace.begin_step(decode_starts)
+        n = pace.take(n_done, min(CHUNK, prompt_len - n_done)) if idx >= 100 else 0
+        assert 0 <= n <= prompt_len - n_done and (n > 0 or idx < 100)
+        group = step_group(decode_starts, [(n_done, n)] if n else [])
+        seconds = disturb(law.seconds(group))
+        pace.observe([group], seconds)
+        if n:
+            times.append(seconds)
+        n_done += n
+        if n_done == prompt_len:
+            return times
+    raise AssertionError("the prompt does not end")
+
+
+LAWS = st.builds(
+    Law,
+    st.floats(2e-4, 4e-3),
+    st.floats(0, 3e-5),
+    st.floats(0, 2e-8),
+    st.floats(2e-7, 4e-5),
+    st.floats(0, 5e-10),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(LAWS, st.floats(1.5, 8), st.integers(0, 2**32))
+def test_a_long_prompt_keeps_the_others_tokens_within_the_target(
+    law: Law, room: float, seed: int
+) -> None:
+    """room: the target, as a multiple of a step without prompts. Steps vary by 5 %."""
+    rng = random.Random(seed)
+    target_s = room * law.seconds(step_group([KV_LEN] * N_DECODE, []))
+    times = chunk_times(
+        ItlPace(target_s), law, 30_000, lambda seconds: seconds * rng.uniform(0.95, 1.05)
+    )
+    # What even the least chunk, at the prompt's end, would take is nobody's fault.
+    least_s = law.seconds(step_group([KV_LEN + 2000] * N_DECODE, [(30_000, 64)])) * 1.05
+    late = [seconds for seconds in times if seconds > max(target_s, least_s) * 1.02]
+    assert len(late) <= max(2, 0.02 * len(times)), (target_s, sorted(late)[-5:], len(times))
+
+
+def test_chunks_are_as_large_as_the_target_allows() -> None:
+    law = Law(3e-3, 2e-5, 1e-9, 2.4e-5, 4e-10)
+    times = chunk_times(ItlPace(0.02), law, 30_000, lambda seconds: seconds)
+    learned = sorted(times[20:])
+    assert learned[len(learned) // 2] > 0.018
+
+
+def test_a_pause_of_the_machine_does_not_shrink_what_follows() -> None:
+    law, steps = Law(3e-3, 2e-5, 1e-9, 2.4e-5, 4e-10), iter(range(100_000))
+    alone = chunk_times(ItlPace(0.02), law, 30_000, lambda seconds: seconds)
+    paused = chunk_times(
+        ItlPace(0.02), law, 30_000, lambda seconds: 1.0 if next(steps) == 130 else seconds
+    )
+    assert len(paused) <= 2 * len(alone)
+
+
+def test_a_target_that_cannot_be_met_stops_no_prompt() -> None:
+    law = Law(3e-3, 2e-5, 1e-9, 2.4e-5, 4e-10)
+    assert len(chunk_times(ItlPace(1e-4), law, 2000, lambda seconds: seconds)) <= 2000 // 16 + 1
+
+
+def test_nobody_who_waits_means_whole_chunks() -> None:
+    pace = ItlPace(1e-9)
+    pace.begin_step([])
+    assert pace.take(0, 5000) == 5000 and pace.take(7, 3000) == 3000
+
+
+def test_a_later_chunk_of_a_step_gets_what_the_first_has_left() -> None:
+    pace = ItlPace(0.02)
+    chunk_times(pace, Law(3e-3, 2e-5, 1e-9, 2.4e-5, 0), 30_000, lambda seconds: seconds)
+    pace.begin_step([KV_LEN] * N_DECODE)
+    whole = pace.take(0, 10_000)
+    pace.begin_step([KV_LEN] * N_DECODE)
+    first, second, third = pace.take(0, 100), pace.take(0, 10_000), pace.take(0, 10_000)
+    assert first == 100 and abs(first + second - whole) <= 2 and third == 0
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_paced_tasks_generate_what_they_generate_alone(is_ahead: bool) -> None:
+    pace = ItlPace(1e-3)
+    pool = _C.PagePool(6, 400, 4, 1200)
+    sim = Simulator(pool, 1, 64, is_ahead, pace)
+    for i in range(12):
+        sim.submit([(i * j) % 11 for j in range(5 + 25 * i)], 20)
+    while sim.state.has_work or sim.in_flight:
+        plan = sim.step()
+        pace.observe(plan.groups, 1e-5 * sum(sum(group.q_lens) for group in plan.groups))
+    sim.check_outputs()
+    sim.check_all_given_back()
