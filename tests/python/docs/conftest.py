@@ -1,8 +1,69 @@
-"""The modules that make pages of the documentation site, importable as they are there."""
+"""A server of a tiny model for the documents' code blocks, and what other folders lend."""
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "scripts" / "docs_site"))
+import pytest
+import uvicorn
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [
+    str(ROOT / "scripts" / "docs_site"),
+    *(str(ROOT / "tests" / "python" / folder) for folder in ("models", "text")),
+]
+
+from toy_models import llama  # noqa: E402 - of tests/python/models
+from toy_tokenizers import TEMPLATE, byte_level, save_folder  # noqa: E402 - of tests/python/text
+
+from astrai import InferenceEngine  # noqa: E402
+from astrai.server import ServerSettings, create_app  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a random model, its tokenizer and a chat template, as --model takes it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = byte_level()
+    model = llama(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=2048)
+    model.save_pretrained(folder)
+    save_folder(folder, tokenizer, chat_template=TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server_url(tiny_folder: Path) -> Iterator[str]:
+    """The address of a server of that model, over the real engine."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    engine = InferenceEngine.from_pretrained(
+        tiny_folder, max_batch_size=4, kv_mode="paged", progress=False
+    )
+    app = create_app(engine, ServerSettings())
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
+    ready = threading.Event()
+
+    def serve() -> None:
+        try:
+            server.run(sockets=[listener])
+        finally:
+            ready.set()
+
+    started = server.startup
+
+    async def startup(sockets: list[socket.socket] | None = None) -> None:
+        await started(sockets)
+        ready.set()
+
+    server.startup = startup  # type: ignore[method-assign]
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert ready.wait(60) and thread.is_alive(), "the server did not start"
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
+    engine.shutdown()
