@@ -15,6 +15,7 @@ import configuration_reference
 import cpp_reference
 import http_reference
 import results_table
+from commonmark import portable
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -39,6 +40,7 @@ ASSETS = {
 }
 
 _MADE = re.compile(r"^<!-- made: (.+) -->$", re.MULTILINE)
+_TEXT_FOR_LIST = re.compile(r"<p>(?:[^<]*\n)?((?:- |\d+\. |\| )[^<\n]*)")
 _RUN_MARK = re.compile(r"^ *<!-- run: .*? -->\n", re.MULTILINE)
 
 _site = SiteMap()
@@ -80,8 +82,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             log.warning("%s: link %s: %s", page.file.src_uri, target, problem)
         return _site.link(page.file.src_uri, target)
 
-    markdown = _site.map_links(_RUN_MARK.sub("", markdown), moved)
+    markdown = portable(_site.map_links(_RUN_MARK.sub("", markdown), moved))
     return _MADE.sub(made, markdown)  # last: what is made has the site's own links
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Warns of lists and tables that came out as text."""
+    for text in _TEXT_FOR_LIST.findall(html):
+        log.warning("%s: a list or table came out as text: %s", page.file.src_uri, text)
+    return html
 
 
 def _leaves(nav: list[Any]) -> list[str]:
@@ -103,10 +112,17 @@ def _expanded(nav: list[Any], named: set[str]) -> list[Any]:
                 {k: _expanded(v, named) if isinstance(v, list) else v} for k, v in entry.items()
             ]
         elif entry.endswith("/*"):
-            made += [page for page in _site.pages_in(entry[:-1]) if page not in named]
+            pages = [page for page in _site.pages_in(entry[:-1]) if page not in named]
+            # Titles of result files are sentences; their names fit a list.
+            is_results = entry.startswith("results/")
+            made += [{_name(page): page} for page in pages] if is_results else pages
         else:
             made.append(entry)
     return made
+
+
+def _name(page: str) -> str:
+    return Path(page).stem.replace("_", " ").capitalize()
 
 
 def _file_page(source: Path) -> str:

@@ -9,6 +9,7 @@ import cpp_reference
 import http_reference
 import pytest
 import results_table
+from commonmark import portable
 from cpp_declarations import declarations, file_comment
 from repository_links import ROOT, SiteMap, bad_address, links
 
@@ -144,6 +145,12 @@ def test_links_of_the_repository_become_the_sites(page: str, target: str, moved:
     site = SiteMap()
     site.rescan()
     assert site.link(page, target) == moved
+
+
+def test_lists_and_tables_below_text_are_set_apart() -> None:
+    text = "A:\n- b\n  more\n- c\n\nD:\n| e |\n| - |\n```\nf\n- g\n```\n"
+    assert portable(text) == ("A:\n\n- b\n  more\n- c\n\nD:\n\n| e |\n| - |\n```\nf\n- g\n```\n")
+    assert portable("1. a\n   - b\n     c\n") == "1. a\n    - b\n     c\n"
 
 
 def test_links_in_code_are_text() -> None:
