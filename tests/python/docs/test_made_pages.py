@@ -13,6 +13,7 @@ from commonmark import portable
 from cpp_declarations import declarations, file_comment
 from repository_links import ROOT, SiteMap, bad_address, links
 
+import astrai
 from astrai import env
 from astrai.cli.options import server_options
 from astrai.server import ServerSettings, create_app
@@ -66,6 +67,12 @@ def test_every_public_header_and_type_is_there() -> None:
         ):
             assert f"`{name}` {{ #{name} }}" in page, f"{header.name}: {name}"
         assert page.count("```") % 2 == 0
+
+
+def test_every_name_of_the_package_is_in_the_python_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    for name in set(astrai.__all__) - {"__version__"}:
+        assert re.search(rf"^::: astrai(\._C)?\.{name}$", page, re.MULTILINE), name
 
 
 HEADER = """\
