@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from astrai import InferenceEngine
+from astrai.server import ServerSettings, create_app
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [
     str(ROOT / "scripts" / "docs_site"),
     *(str(ROOT / "tests" / "python" / folder) for folder in ("models", "text")),
 ]
 
-from toy_models import llama  # noqa: E402 - of tests/python/models
-from toy_tokenizers import TEMPLATE, byte_level, save_folder  # noqa: E402 - of tests/python/text
-
-from astrai import InferenceEngine  # noqa: E402
-from astrai.server import ServerSettings, create_app  # noqa: E402
-
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random model, its tokenizer and a chat template, as --model takes it."""
+    from toy_models import llama  # here: most tests of this folder need no transformers
+    from toy_tokenizers import TEMPLATE, byte_level, save_folder
+
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = byte_level()
     model = llama(vocab_size=tokenizer.get_vocab_size(), max_position_embeddings=2048)
