@@ -15,6 +15,9 @@ KernelInstances compiled_instances() {
   for (const char* kernel : {"add_rms_norm", "embedding", "gelu_mul", "rms_norm", "rotary_store_kv", "silu_mul"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // rows of any length
   }
+  for (const char* kernel : {"moe_combine", "moe_down", "moe_gate_up", "moe_route", "moe_sort"}) {
+    instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // of the rows; any number of columns
+  }
   for (const char* kernel : {"sample", "top_logprobs"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}, {"float32", 0}};  // logits have no head_dim
   }

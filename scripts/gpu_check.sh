@@ -24,6 +24,6 @@ echo "== tests"
   tests/python/sampling/test_device_sampler.py tests/python/models/test_decoder_gpu.py tests/python/engine/test_engine_gpu.py
 
 echo "== measurements"
-for benchmark in elementwise sampling eager; do
+for benchmark in elementwise sampling eager bench_moe; do
   "$python" "benchmarks/kernels/$benchmark.py" --out "$folder" --commit "$commit"
 done

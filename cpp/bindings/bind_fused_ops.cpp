@@ -2,20 +2,12 @@
 #include "astrai/fused_ops.h"
 
 #include "bindings.h"
+#include "stream_handle.h"
 #include "tensor_caster.h"
 
 namespace py = pybind11;
 
 namespace astrai::bindings {
-namespace {
-
-using StreamHandle = std::optional<uintptr_t>;  // a cudaStream_t as an int; none means x's framework's current one
-
-void* stream_or_current(const StreamHandle& stream, const StreamedTensor& x) {
-  return stream ? reinterpret_cast<void*>(*stream) : x.stream;
-}
-
-}  // namespace
 
 void bind_fused_ops(py::module_& m) {
   m.def(

@@ -6,18 +6,13 @@
 #include <stdexcept>
 
 #include "bindings.h"
+#include "stream_handle.h"
 #include "tensor_caster.h"
 
 namespace py = pybind11;
 
 namespace astrai::bindings {
 namespace {
-
-using StreamHandle = std::optional<uintptr_t>;  // a cudaStream_t as an int; none means x's framework's current one
-
-void* stream_or_current(const StreamHandle& stream, const StreamedTensor& x) {
-  return stream ? reinterpret_cast<void*>(*stream) : x.stream;
-}
 
 // A torch.dtype or its name.
 DType dtype_from_object(const py::object& object) {

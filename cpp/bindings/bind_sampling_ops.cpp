@@ -4,20 +4,12 @@
 #include <array>
 
 #include "bindings.h"
+#include "stream_handle.h"
 #include "tensor_caster.h"
 
 namespace py = pybind11;
 
 namespace astrai::bindings {
-namespace {
-
-using StreamHandle = std::optional<uintptr_t>;  // a cudaStream_t as an int; none means the logits' framework's current one
-
-void* stream_or_current(const StreamHandle& stream, const StreamedTensor& x) {
-  return stream ? reinterpret_cast<void*>(*stream) : x.stream;
-}
-
-}  // namespace
 
 void bind_sampling_ops(py::module_& m) {
   m.def(

@@ -11,6 +11,7 @@ void bind_attn_paged_prefill(pybind11::module_& m);
 void bind_batch_plan(pybind11::module_& m);
 void bind_cpu_ops(pybind11::module_& m);  // linear layers and the rest of a decode step on the CPU
 void bind_fused_ops(pybind11::module_& m);  // norms, activations, embedding, rotary_store_kv on a GPU
+void bind_moe_ops(pybind11::module_& m);  // a mixture of experts on a GPU
 void bind_ops(pybind11::module_& m);  // what was built, rotary_emb, store_kv
 void bind_page_pool(pybind11::module_& m);
 void bind_radix_cache(pybind11::module_& m);

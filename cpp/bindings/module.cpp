@@ -20,6 +20,7 @@ PYBIND11_MODULE(_C, m) {
   astrai::bindings::bind_attn_paged_decode(m);
   astrai::bindings::bind_attn_paged_prefill(m);
   astrai::bindings::bind_fused_ops(m);
+  astrai::bindings::bind_moe_ops(m);
   astrai::bindings::bind_sampling_ops(m);
   astrai::bindings::bind_token_text(m);
 }

@@ -430,6 +430,34 @@ def store_kv(
     stream: int | None = None,
 ) -> None: ...
 
+# ---- moe_ops.h, moe_tiles.h
+def moe_max_tiles(n_pairs: int, n_experts: int) -> int: ...
+def moe_tile_rows(n_pairs: int, n_experts: int) -> int: ...
+def moe_gate_up_row(tile_row: int, first_column: int, n_columns: int) -> int: ...
+def moe_route(
+    logits: Tensor, ids: Tensor, weights: Tensor, norm_topk_prob: bool, stream: int | None = None
+) -> None: ...
+def moe_sort(
+    ids: Tensor, order: Tensor, tiles: Tensor, n_experts: int, stream: int | None = None
+) -> None: ...
+def moe_gate_up(
+    x: Tensor,
+    gate_up: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    gated: Tensor,
+    stream: int | None = None,
+) -> None: ...
+def moe_down(
+    gated: Tensor,
+    down: Tensor,
+    order: Tensor,
+    tiles: Tensor,
+    parts: Tensor,
+    stream: int | None = None,
+) -> None: ...
+def moe_combine(parts: Tensor, weights: Tensor, out: Tensor, stream: int | None = None) -> None: ...
+
 # ---- fused_ops.h
 def rms_norm(
     x: Tensor, weight: Tensor, out: Tensor, eps: float, stream: int | None = None

@@ -5,27 +5,12 @@
 
 #include "astrai/error.h"
 #include "astrai/ops.h"
+#include "row_major.h"
 
 using astrai::DType;
 using astrai::TensorView;
 
 namespace {
-
-alignas(16) char memory[64];
-
-TensorView row_major(std::initializer_list<int64_t> shape, DType dtype, void* data = memory) {
-  TensorView t;
-  t.data = data;
-  t.dtype = dtype;
-  t.ndim = static_cast<int>(shape.size());
-  int64_t stride = 1;
-  for (int i = t.ndim - 1; i >= 0; --i) {
-    t.shape[i] = shape.begin()[i];
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
-}
 
 const TensorView x3 = row_major({5, 4, 64}, DType::kBFloat16);
 const TensorView freqs3 = row_major({5, 32, 2}, DType::kFloat32);

@@ -18,12 +18,13 @@ from astrai.extension import ops
 from astrai.kvcache import max_decode_splits
 
 if TYPE_CHECKING:
-    from astrai.models import CausalLM
+    from astrai.models import CausalLM, ModelConfig
 
 __all__ = ["MemoryLedger", "NotEnoughMemoryError", "StepLimits", "gpu_ledger"]
 
 _GIB = 2**30
 _GRAPH_BYTES_PER_KERNEL = 2048  # device memory of a captured kernel node, measured on an H200
+_KERNELS_PER_EXPERT = 5  # where every row goes through every expert, see `experts.mix_densely`
 _LIBRARY_BYTES = 192 << 20  # workspaces of cuBLAS and code that is loaded at first use
 _SLACK = 1.1  # the allocator rounds
 
@@ -138,7 +139,7 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
     splits = max_decode_splits(n_rows, limits.max_seq_len)
     logits = n_rows * config.vocab_size * item
     sizes = graph_sizes(n_rows) if limits.has_graphs else []
-    n_kernels = 10 * config.n_layers + 16
+    n_kernels = 10 * config.n_layers + 16 + _KERNELS_PER_EXPERT * _n_experts(config)
     return {
         "step": _LIBRARY_BYTES + int(_SLACK * (_row_bytes(model) * (chunk + n_rows) + logits)),
         "graphs": (
@@ -153,6 +154,14 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
         + n_rows * head_bytes * item,
         "request_table": 4 * (n_rows + 1) * limits.max_seq_len,
     }
+
+
+def _n_experts(config: ModelConfig) -> int:
+    """Experts of all layers together."""
+    experts = config.experts
+    if experts is None:
+        return 0
+    return experts.n_experts * sum(map(experts.is_sparse, range(config.n_layers)))
 
 
 def _row_bytes(model: CausalLM) -> int:

@@ -18,13 +18,14 @@ from astrai.engine.memory_ledger import (
     gpu_ledger,
     kv_token_bytes,
 )
+from astrai.models.experts_config import ExpertsConfig
 
 GIB = 2**30
 LIMITS = StepLimits(64, 8192, 2048, 16, has_graphs=True)
 MEMORY = (20 * GIB, 80 * GIB)
 
 
-def model_8b() -> Any:
+def model_8b(experts: ExpertsConfig | None = None) -> Any:
     config = SimpleNamespace(
         vocab_size=128256,
         hidden_size=4096,
@@ -33,6 +34,7 @@ def model_8b() -> Any:
         n_kv_heads=8,
         head_dim=128,
         intermediate_size=14336,
+        experts=experts,
     )
     weight = SimpleNamespace(nbytes=16 * GIB)
     return SimpleNamespace(
@@ -91,6 +93,14 @@ def test_a_refusal_says_what_would_fit() -> None:
     assert found is not None
     fitting = int(found.group(1))
     assert promised(replace(limits, max_seq_len=fitting), utilization=0.4).kv_tokens >= fitting
+
+
+def test_graphs_count_the_kernels_of_experts_in_the_layers_that_have_them() -> None:
+    def graphs(**changes: Any) -> int:
+        experts = ExpertsConfig(64, 8, 512, norm_topk_prob=True, **changes)
+        return gpu_ledger(model_8b(experts), LIMITS, 0.9, memory=MEMORY).parts["graphs"]
+
+    assert promised().parts["graphs"] < graphs(sparse_step=2) < graphs()
 
 
 def test_graphs_that_are_not_captured_take_nothing() -> None:

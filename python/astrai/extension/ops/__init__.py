@@ -12,6 +12,7 @@ from .attn_paged_decode import attn_paged_decode
 from .attn_paged_prefill import attn_paged_prefill
 from .embedding import embedding
 from .gated_act import gelu_mul, silu_mul
+from .moe import moe_combine, moe_down, moe_gate_up, moe_route, moe_sort
 from .rms_norm import add_rms_norm, rms_norm
 from .rotary_emb import rotary_emb
 from .rotary_store_kv import rotary_store_kv
@@ -29,6 +30,11 @@ __all__ = [
     "embedding",
     "gelu_mul",
     "is_available",
+    "moe_combine",
+    "moe_down",
+    "moe_gate_up",
+    "moe_route",
+    "moe_sort",
     "rms_norm",
     "rotary_emb",
     "rotary_store_kv",
