@@ -78,7 +78,8 @@ def multiply_tflops() -> float:
     n = 8192
     a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * n**3 / replay_us([lambda: torch.mm(a, b, out=out)] * 2).median / 1e6
+    time = replay_us([lambda: torch.mm(a, b, out=out)] * 2)
+    return 2 * n**3 / time.median / 1e6
 
 
 def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict[str, object]:
@@ -95,9 +96,8 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
     worst = error(layer, *sets[0], gate_up, down)
     if not worst <= MAX_ERROR:
         raise RuntimeError(f"{layer.name} at {n_tokens} tokens: relative error {worst:.3g}")
-    touched = [
-        ops.moe_route(logits, layer.n_active, True)[0].unique().numel() for _, logits in sets
-    ]
+    routes = [ops.moe_route(logits, layer.n_active, True)[0] for _, logits in sets]
+    touched = [len(set(ids.flatten().tolist())) for ids in routes]
     n_touched = sum(touched) / len(touched)
     time = replay_us([partial(mixture, layer, x, logits, gate_up, down) for x, logits in sets])
     read_us = n_touched * expert_bytes / read_gbs / 1e3

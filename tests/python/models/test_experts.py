@@ -4,10 +4,14 @@ change."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from toy_models import mixtral, qwen2_moe, qwen3_moe
+from transformers import PreTrainedModel
 
+from astrai.models import load_model
 from astrai.models.execution import layers_for
 from astrai.models.experts import mix_by_expert, mix_densely, route
 from astrai.models.layers import Layers
@@ -142,3 +146,39 @@ def test_a_row_of_a_decode_step_has_the_same_bits_whoever_shares_the_batch(
     assert torch.equal(turned.flip(0), together)
     for n_rows in (3, 7, 13):
         assert torch.equal(mlp(x[:n_rows], ops, ops.silu_mul, Workspace()), together[:n_rows])
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe_mixed": lambda: qwen3_moe(
+        num_hidden_layers=4, decoder_sparse_step=2, mlp_only_layers=[1], norm_topk_prob=True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_layers_mlp_is_that_of_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    reference = MODELS[name]()
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, device="cpu", dtype=dtype, progress=False).model
+    ops = layers_for(CPU, dtype)
+    kinds = []
+    for layer, theirs in zip(model.layers, reference.model.layers, strict=True):
+        kinds.append(type(layer.mlp))
+        for n_rows in (1, 40):
+            x = torch.randn(n_rows, 64, generator=torch.Generator().manual_seed(n_rows)).to(dtype)
+            with torch.no_grad():
+                expected = theirs.mlp(x.float()[None])[0]
+            out = layer.mlp(x, ops, ops.silu_mul, Workspace()).float()
+            if dtype == torch.float32:
+                torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+                continue
+            # Rounded router logits may choose another expert of nearly equal weight in some rows.
+            error = (out - expected).norm(dim=1) / expected.norm(dim=1)
+            assert error.median() < 0.02
+    dense = [GatedMLP, GatedMLP, GatedMLP, SparseMLP]
+    assert kinds == (dense if "mixed" in name else [SparseMLP] * len(kinds))
