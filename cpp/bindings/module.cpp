@@ -12,6 +12,7 @@ PYBIND11_MODULE(_C, m) {
   py::register_exception<astrai::Error>(m, "Error", PyExc_RuntimeError);
   py::register_exception<astrai::KernelUnavailableError>(m, "KernelUnavailableError", PyExc_RuntimeError);
   astrai::bindings::bind_cpu_ops(m);
+  astrai::bindings::bind_dequantize(m);
   astrai::bindings::bind_allocator(m);
   astrai::bindings::bind_radix_cache(m);
   astrai::bindings::bind_page_pool(m);

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypedDict, final, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from _typeshed import structseq
 from torch import Tensor
@@ -532,6 +534,19 @@ def cpu_linear(
     """out [M, N] = x [M, K] @ weight [N, K].T + bias [N], contiguous CPU tensors.
 
     float32 throughout, or bfloat16 weight with bfloat16 or float32 x and out. Sums are float32."""
+
+# ---- dequantize.h
+BLOCK_FORMATS: dict[str, tuple[int, int]]  # name -> (values, bytes) of a block
+
+def dequantize(
+    packed: npt.NDArray[np.uint8],
+    format: str,
+    out: _Tensor,
+    row_index: _Tensor | None = None,
+) -> None:
+    """Write the values of packed rows, uint8 [N, B], into out [N, values of B bytes].
+
+    out: float32, bfloat16 or float16. row_index: int64 [N], row r goes to out[row_index[r]]."""
 
 # ---- cpu_attention.h, cpu_rowwise.h: all float32 or all bfloat16
 def cpu_paged_decode(

@@ -15,7 +15,7 @@ from astrai.models.config_gguf import RopeVectors, config_from_gguf
 from astrai.models.config_hf import config_from_hf
 from astrai.models.config_keys import token_ids
 from astrai.models.errors import ModelLoadError
-from astrai.models.gguf_file import GGUFFile
+from astrai.models.gguf_parts import GGUFParts
 from astrai.models.registry import family_named, family_of_gguf
 from astrai.models.renamed_weights import RenamedSource
 from astrai.models.weights import WeightSource
@@ -86,8 +86,8 @@ def open_folder(folder: Path) -> Checkpoint:
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file."""
-    file = GGUFFile(path)
+    """Open a GGUF file, or all parts of a split one."""
+    file = GGUFParts(path)
     family = _naming(path, lambda: family_of_gguf(file.metadata))
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -99,9 +99,9 @@ def open_gguf(path: Path) -> Checkpoint:
             embedding_rows=embedding.shape[0],
             has_output="output.weight" in file.tensors,
             rope_vectors=RopeVectors(
-                divisors=_vector(file, "rope_freqs.weight"),
-                short=_vector(file, "rope_factors_short.weight"),
-                long=_vector(file, "rope_factors_long.weight"),
+                divisors=read_vector(file, "rope_freqs.weight"),
+                short=read_vector(file, "rope_factors_short.weight"),
+                long=read_vector(file, "rope_factors_long.weight"),
             ),
             has_attention_bias=bool(
                 {"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & file.tensors.keys()
@@ -126,12 +126,7 @@ def open_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _vector(file: GGUFFile, name: str) -> tuple[float, ...] | None:
-    tensor = file.tensors.get(name)
-    return None if tensor is None else read_vector(file, tensor)
-
-
-def _gguf_templates(file: GGUFFile) -> dict[str, str]:
+def _gguf_templates(file: GGUFParts) -> dict[str, str]:
     """tokenizer.chat_template, and those that have a name of their own behind it."""
     named: dict[str, str] = {}
     for key, value in file.metadata.items():

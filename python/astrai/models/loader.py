@@ -18,6 +18,7 @@ from astrai.models.decoder import CausalLM
 from astrai.models.default_model import fetch_default_model
 from astrai.models.device import resolve_device, resolve_dtype
 from astrai.models.errors import ModelLoadError
+from astrai.models.gguf_parts import gguf_in_folder
 from astrai.models.hub import fetch_from_hub, is_hub_id
 from astrai.text import ChatTemplate, Tokenizer
 
@@ -104,12 +105,8 @@ def _locate(source: str | Path | None, progress: bool) -> Path:
         return fetch_default_model(progress)
     path = Path(source).expanduser()
     if path.is_dir():
-        ggufs = sorted(path.glob("*.gguf"))
-        if ggufs and not (path / "config.json").is_file():
-            if len(ggufs) > 1:
-                raise ModelLoadError(path, f"has {len(ggufs)} .gguf files.", "Name one of them.")
-            return ggufs[0]
-        return path
+        has_config = (path / "config.json").is_file()
+        return path if has_config else gguf_in_folder(path) or path
     if path.is_file():
         return path
     if isinstance(source, str) and is_hub_id(source):

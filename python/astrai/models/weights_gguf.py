@@ -1,30 +1,23 @@
 """Weights of a GGUF file, dequantised tensor by tensor into the serving dtype.
 
-Block formats are the `gguf` package's; this module gives it some rows at a time, so that the
-float32 intermediate stays small, and spreads the pieces over threads (numpy releases the
-interpreter lock in part of its loops)."""
+`_C.dequantize` writes a tensor's rows straight into their place, in several threads and without
+the interpreter lock; on a GPU a piece at a time lies in host memory on the way."""
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from gguf import quants
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from astrai import _C
 from astrai.models.errors import ModelLoadError
 from astrai.models.families import Family, LayerNames
-from astrai.models.gguf_file import GGUFFile, GGUFTensor
+from astrai.models.gguf_file import GGUFTensor
+from astrai.models.gguf_parts import GGUFParts
 
 __all__ = ["GGUF_TOP_NAMES", "GGUFSource", "gguf_layer_names", "read_vector"]
 
-# float32 values dequantised at a time. Larger pieces spread the cost of numpy's dozen calls.
-_PIECE_ELEMENTS = 1024 * 1024
+_PIECE_ELEMENTS = 16 << 20  # of a tensor on its way to another device
 
 GGUF_TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -67,19 +60,19 @@ def gguf_layer_names(layer: LayerNames) -> dict[str, str]:
 
 
 class GGUFSource:
-    """`WeightSource` over a GGUF file."""
+    """`WeightSource` over a GGUF file or its parts."""
 
     norm_offset = 0.0
 
-    def __init__(self, file: GGUFFile, family: Family) -> None:
+    def __init__(self, parts: GGUFParts, family: Family) -> None:
         """family: whose names and order of q and k rows the file follows.
-        Raises ModelLoadError for a tensor of a type that cannot be dequantised."""
+        Raises ModelLoadError for a tensor of a type that is not read."""
         self.rows_interleaved = family.gguf_rows_interleaved
-        self._file = file
+        self._parts = parts
         layer_names = gguf_layer_names(family.layer)
         self._tensors = {
             _canonical(name, layer_names): tensor
-            for name, tensor in file.tensors.items()
+            for name, tensor in parts.tensors.items()
             if name not in _NOT_WEIGHTS
         }
         if family.layer.experts is not None:
@@ -88,15 +81,8 @@ class GGUFSource:
             for name, tensor in self._tensors.items():
                 if name.endswith(gate) and len(tensor.shape) == 1:
                     self._tensors[name] = replace(tensor, shape=(1, *tensor.shape))
-        self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "gguf")
         for tensor in self._tensors.values():
-            if not _is_readable(tensor.type_name):
-                raise ModelLoadError(
-                    file.path,
-                    f"tensor {tensor.name!r} has type {tensor.type_name}, which the gguf package "
-                    f"cannot dequantise.",
-                    "Use another quantisation, such as Q8_0 or Q4_K.",
-                )
+            _check_type(parts, tensor)
 
     def names(self) -> set[str]:
         return set(self._tensors)
@@ -108,71 +94,67 @@ class GGUFSource:
         return self._tensors[name].n_bytes
 
     def where(self, name: str | None = None) -> str:
-        return str(self._file.path)
+        file = self._parts if name is None else self._parts.file_of(self._tensors[name])
+        return str(file.path)
 
     def copy_into(
         self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None
     ) -> None:
         tensor = self._tensors[name]
-        n_rows = tensor.n_bytes // tensor.row_bytes
-        # A vector is one row of the file but as many rows of `out`, hence its own path.
-        if out.dim() == 1:
-            values = torch.from_numpy(_read(self._file, tensor, 0, 1)[0]).to(out.device, out.dtype)
-            out.copy_(values) if row_index is None else out.index_copy_(0, row_index, values)
+        if out.dim() == 1 and row_index is not None:
+            # A vector is one row of the file but as many rows of `out`.
+            whole = torch.empty_like(out)
+            self._fill(tensor, 0, whole.view(1, -1), None)
+            out.index_copy_(0, row_index, whole)
+        else:
+            matrices = out.unbind(0) if out.dim() == 3 else (out,)  # those of experts lie apart
+            n_rows = tensor.n_bytes // tensor.row_bytes // len(matrices)
+            for number, matrix in enumerate(matrices):
+                self._fill(tensor, number * n_rows, matrix.view(n_rows, -1), row_index)
+        self._parts.file_of(tensor).forget_pages()
+
+    def _fill(
+        self, tensor: GGUFTensor, first: int, out: torch.Tensor, row_index: torch.Tensor | None
+    ) -> None:
+        """Write out's rows, [n_rows, row length], which are those of the file from `first` on."""
+        file, n_rows = self._parts.file_of(tensor), out.shape[0]
+        if out.device.type == "cpu":
+            packed = file.rows(tensor, first, first + n_rows)
+            _C.dequantize(packed, tensor.type_name, out, row_index)
             return
-        piece_rows = max(1, _PIECE_ELEMENTS // tensor.shape[-1])
-        matrices = out.unbind(0) if out.dim() == 3 else (out,)  # those of experts are apart
-        rows_each = n_rows // len(matrices)
-
-        def fill(place: tuple[int, int]) -> None:
-            matrix_idx, begin = place
-            end = min(begin + piece_rows, rows_each)
-            first = matrix_idx * rows_each
-            values = _read(self._file, tensor, first + begin, first + end)
-            rows = matrices[matrix_idx]
-            if row_index is not None:
-                rows[row_index[begin:end]] = torch.from_numpy(values).to(out.device, out.dtype)
-            elif out.dtype == torch.float32 and out.device.type == "cpu":
-                # numpy copies in this thread; torch would start an OpenMP team in each.
-                np.copyto(rows[begin:end].numpy(), values)
+        piece_rows = max(1, _PIECE_ELEMENTS // out.shape[1])
+        for begin in range(0, n_rows, piece_rows):
+            end = min(begin + piece_rows, n_rows)
+            piece = torch.empty((end - begin, out.shape[1]), dtype=out.dtype)
+            _C.dequantize(file.rows(tensor, first + begin, first + end), tensor.type_name, piece)
+            if row_index is None:
+                out[begin:end].copy_(piece)
             else:
-                rows[begin:end].copy_(torch.from_numpy(values))
-
-        places = product(range(len(matrices)), range(0, rows_each, piece_rows))
-        for _ in self._pool.map(fill, places):
-            pass  # waits, and raises what a thread raised
-        self._file.forget_pages()
+                out.index_copy_(0, row_index[begin:end], piece.to(out.device))
 
 
-def read_vector(file: GGUFFile, tensor: GGUFTensor) -> tuple[float, ...]:
-    """The values of a small one-dimensional tensor."""
-    if len(tensor.shape) != 1 or not _is_readable(tensor.type_name):
-        raise ModelLoadError(file.path, f"tensor {tensor.name!r} is no vector of numbers.")
-    return tuple(_read(file, tensor, 0, 1)[0].tolist())
+def read_vector(parts: GGUFParts, name: str) -> tuple[float, ...] | None:
+    """The values of a small one-dimensional tensor, None where there is none of that name."""
+    tensor = parts.tensors.get(name)
+    if tensor is None:
+        return None
+    _check_type(parts, tensor)
+    file = parts.file_of(tensor)
+    if len(tensor.shape) != 1:
+        raise ModelLoadError(file.path, f"tensor {name!r} has shape {list(tensor.shape)}.")
+    values = torch.empty((1, tensor.shape[0]))
+    _C.dequantize(file.rows(tensor, 0, 1), tensor.type_name, values)
+    return tuple(values[0].tolist())
 
 
-def _is_readable(type_name: str) -> bool:
-    # A type without a dequantiser raises NotImplementedError, whatever the block holds.
-    kind = GGMLQuantizationType[type_name]
-    block_bytes = GGML_QUANT_SIZES[kind][1]
-    try:
-        quants.dequantize(np.zeros((1, block_bytes), dtype=np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
-
-
-def _read(file: GGUFFile, tensor: GGUFTensor, begin: int, end: int) -> npt.NDArray[np.float32]:
-    """float32 [end - begin, row] of a tensor's rows."""
-    packed = file.rows(tensor, begin, end)
-    if tensor.type_name == "F32":
-        floats: npt.NDArray[np.float32] = packed.view(
-            "<f4"
-        ).copy()  # torch takes no read-only views
-        return floats
-    with np.errstate(all="ignore"):  # a scale that is inf or NaN is the file's own business
-        values = quants.dequantize(packed, GGMLQuantizationType[tensor.type_name])
-    return np.asarray(values, dtype=np.float32)
+def _check_type(parts: GGUFParts, tensor: GGUFTensor) -> None:
+    if tensor.type_name not in _C.BLOCK_FORMATS:
+        raise ModelLoadError(
+            parts.file_of(tensor).path,
+            f"tensor {tensor.name!r} has type {tensor.type_name}; read are "
+            f"{', '.join(_C.BLOCK_FORMATS)}.",
+            "Use another quantisation of this model, such as Q8_0 or Q4_K.",
+        )
 
 
 def _canonical(name: str, layer_names: dict[str, str]) -> str:

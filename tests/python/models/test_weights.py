@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from toy_models import llama, llama_interleaved, qwen3, reference_logits, write_gguf
 
 from astrai.models import ModelLoadError, load_model
-from astrai.models.gguf_file import GGUFFile
+from astrai.models.gguf_parts import GGUFParts
 from astrai.models.llama import LLAMA
 from astrai.models.weights import interleaved_rows
 from astrai.models.weights_gguf import GGUFSource
@@ -128,7 +128,7 @@ def test_k_quants_are_dequantised_by_their_block_layout(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    source = GGUFSource(GGUFFile(tmp_path / "m.gguf"), LLAMA)
+    source = GGUFSource(GGUFParts(tmp_path / "m.gguf"), LLAMA)
     out = torch.empty(6, 512)
     source.copy_into("t", out)
     for row, packed in zip(out, raw, strict=True):
@@ -145,7 +145,7 @@ def test_large_tensors_are_filled_whole_from_many_pieces(tmp_path: Path) -> None
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    source = GGUFSource(GGUFFile(tmp_path / "m.gguf"), LLAMA)
+    source = GGUFSource(GGUFParts(tmp_path / "m.gguf"), LLAMA)
     expected = torch.from_numpy(values.astype(np.float16).astype(np.float32))
     plain, turned = torch.empty(3000, 64), torch.empty(3000, 64)
     source.copy_into("t", plain)
