@@ -1,214 +1,164 @@
 """The tokenizer that a GGUF file describes, rebuilt with the `tokenizers` library.
 
-GGUF holds a vocabulary, merges or scores, token types, and a *name* for the splitting of text into
-words (`tokenizer.ggml.pre`); what each name means is written in llama.cpp's src/llama-vocab.cpp and
-in the models' own tokenizer.json files, which this module follows."""
+GGUF holds a vocabulary, merges or scores, and token types. Its `tokenizer.ggml.model` says which of
+three algorithms reads them: "gpt2" is byte-level BPE, "llama" SentencePiece BPE, "t5" SentencePiece
+unigram."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, processors
 
+from astrai.text.gguf_vocabulary import PREFIX, Piece, Vocabulary, read_vocabulary
+from astrai.text.sentencepiece import sentencepiece_bpe, sentencepiece_unigram
 from astrai.text.tokenizer import Tokenizer
+from astrai.text.word_splitting import WORD_SPLITTINGS, WordSplitting
 
 __all__ = ["tokenizer_from_gguf"]
 
-_PREFIX = "tokenizer.ggml."
-# Values of tokenizer.ggml.token_type.
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+logger = logging.getLogger(__name__)
 
 # Spellings that end a text or a turn (or a file of a repository, in code models) whatever id the
 # metadata calls "eos": the list that llama.cpp's llama-vocab.cpp keeps.
 _END_SPELLINGS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "_<EOT>", "<|end_of_text|>",
+    "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<|return|>", "<|call|>",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>",
     "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
     "<|file_sep|>",
 )  # fmt: skip
+# In OpenAI's harmony format <|end|> ends a message, and an answer may have several.
+_HARMONY_ENDS = {"<|return|>", "<|call|>"}
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROLE_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",  # as the format spells it
     "pad_token": "padding_token_id",
 }
-
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+# Control tokens of Phi-3 that do not swallow the whitespace behind them; the others do, which its
+# tokenizer.json says and GGUF has no key for.
+_PHI3_KEEPS_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], vocab_size: int = 0) -> Tokenizer | None:
     """The tokenizer of a GGUF file's metadata; None when it holds none. vocab_size: the model's.
 
     Raises ValueError that names the key for metadata that is malformed or of an unknown kind."""
-    kind = metadata.get(_PREFIX + "model")
+    kind = metadata.get(PREFIX + "model")
     if kind is None or kind == "none":
         return None
-    tokens = _strings(metadata, "tokens")
-    types = metadata.get(_PREFIX + "token_type")
-    if types is not None and len(types) != len(tokens):
-        raise ValueError(f"{_PREFIX}token_type has {len(types)} entries for {len(tokens)} tokens.")
-    vocab: dict[str, int] = {}
-    for token_id, token in enumerate(tokens):
-        vocab.setdefault(token, token_id)
-    if kind == "gpt2":
-        backend = _byte_level_bpe(metadata, vocab)
-    elif kind == "llama":
-        backend = _sentencepiece_bpe(metadata, tokens, vocab)
-    else:
-        raise ValueError(f"{_PREFIX}model is {kind!r}; gpt2 and llama are supported.")
-    added = [
-        AddedToken(tokens[token_id], special=int(token_type) != _USER_DEFINED, normalized=False)
-        for token_id, token_type in enumerate(types if types is not None else ())
-        if token_type in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-    ]
+    build = _KINDS.get(kind) if isinstance(kind, str) else None
+    if build is None:
+        raise ValueError(f"{PREFIX}model is {kind!r}; supported are {', '.join(_KINDS)}.")
+    vocabulary = read_vocabulary(metadata)
+    backend = build(vocabulary)
+    added = _added_tokens(vocabulary)
     backend.add_tokens(added)
-    ids = {role: _token_id(metadata, key, len(tokens)) for role, key in _ROLE_KEYS.items()}
-    _add_text_ends(backend, metadata, tokens, ids["bos_token"], ids["eos_token"], kind)
-    ends = [_token_id(metadata, key, len(tokens)) for key in _END_KEYS]
-    specials = {token.content for token in added if token.special}
-    ends += [vocab[text] for text in _END_SPELLINGS if text in specials]
-    return Tokenizer(
-        backend,
-        bos_id=ids["bos_token"],
-        eos_ids=dict.fromkeys(token_id for token_id in ends if token_id is not None),
-        special_tokens={role: tokens[i] for role, i in ids.items() if i is not None},
-        vocab_size=max(vocab_size, len(tokens)),
-    )
-
-
-def _byte_level_bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    pre = metadata.get(_PREFIX + "pre", "gpt-2")
-    make = _PRE_TOKENIZERS.get(pre)
-    if make is None:
-        known = ", ".join(sorted(_PRE_TOKENIZERS))
-        raise ValueError(f"{_PREFIX}pre is {pre!r}; supported are {known}.")
-    merges = []
-    for merge in _strings(metadata, "merges"):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    # Llama 3 takes a word that is in the vocabulary whole, whatever the merges lead to.
-    ignore_merges = pre in _LLAMA3_NAMES
+    ids = {role: vocabulary.id_of(key) for role, key in _ROLE_KEYS.items()}
+    _add_text_ends(backend, vocabulary, ids["bos_token"], ids["eos_token"])
     try:
-        backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=ignore_merges))
+        return Tokenizer(
+            backend,
+            bos_id=ids["bos_token"],
+            eos_ids=_end_ids(vocabulary, {token.content for token in added if token.special}),
+            special_tokens={r: vocabulary.pieces[i] for r, i in ids.items() if i is not None},
+            vocab_size=max(vocab_size, len(vocabulary.pieces)),
+        )
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}tokens: {error}") from error
+
+
+def _byte_level_bpe(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    splitting = _word_splitting(vocabulary)
+    merges = vocabulary.merges()
+    try:
+        backend = tokenizers.Tokenizer(
+            models.BPE(vocabulary.ids, merges, ignore_merges=splitting.takes_words_whole)
+        )
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(f"{_PREFIX}merges do not fit the vocabulary: {error}.") from error
-    backend.pre_tokenizer = make()
-    if pre in _QWEN2_NAMES:
+        raise ValueError(f"{PREFIX}merges do not fit the vocabulary: {error}.") from error
+    backend.pre_tokenizer = splitting.make()
+    if splitting.nfc:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _sentencepiece_bpe(
-    metadata: Mapping[str, Any], tokens: list[str], vocab: dict[str, int]
-) -> tokenizers.Tokenizer:
-    """Merges are not stored: any two pieces whose join is a piece merge, best score first."""
-    scores = metadata.get(_PREFIX + "scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ValueError(f"{_PREFIX}scores must have one entry for each of {len(tokens)} tokens.")
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for piece, token_id in vocab.items():
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in vocab and right in vocab:
-                ranked.append((-float(scores[token_id]), vocab[left], vocab[right], left, right))
-    ranked.sort()
-    unknown = _token_id(metadata, "unknown_token_id", len(tokens))
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab,
-            [(left, right) for *_, left, right in ranked],
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
+def _word_splitting(vocabulary: Vocabulary) -> WordSplitting:
+    pre = vocabulary.metadata.get(PREFIX + "pre")
+    if pre is None:
+        logger.warning(
+            "%spre is missing, as in files of before May 2024: text is split by the rules that "
+            "llama.cpp calls default, which may not be those of this model",
+            PREFIX,
         )
-    )
-    adds_space = bool(metadata.get(_PREFIX + "add_space_prefix", True))
-    replace = normalizers.Replace(" ", "\u2581")
-    backend.normalizer = (
-        normalizers.Sequence([normalizers.Prepend("\u2581"), replace]) if adds_space else replace
-    )
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if adds_space:
-        steps.append(decoders.Strip(content=" ", left=1))
-    backend.decoder = decoders.Sequence(steps)
-    return backend
+        pre = "default"
+    splitting = WORD_SPLITTINGS.get(pre) if isinstance(pre, str) else None
+    if splitting is None:
+        known = ", ".join(sorted(WORD_SPLITTINGS))
+        raise ValueError(f"{PREFIX}pre is {pre!r}; supported are {known}.")
+    return splitting
+
+
+_KINDS: dict[str, Callable[[Vocabulary], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level_bpe,
+    "llama": sentencepiece_bpe,
+    "t5": sentencepiece_unigram,
+}
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[AddedToken]:
+    """Pieces that are found in the text itself, before it is cut into words."""
+    is_phi3 = vocabulary.metadata.get("general.architecture") == "phi3"
+    is_phi3 = is_phi3 and vocabulary.metadata.get(PREFIX + "model") == "llama"
+    added = []
+    for piece, kind in zip(vocabulary.pieces, vocabulary.types, strict=True):
+        if kind not in (Piece.UNKNOWN, Piece.CONTROL, Piece.USER_DEFINED) or not piece:
+            continue
+        added.append(
+            AddedToken(
+                piece,
+                special=kind != Piece.USER_DEFINED or piece in _END_SPELLINGS,
+                rstrip=is_phi3 and piece not in _PHI3_KEEPS_SPACE,
+                normalized=False,
+            )
+        )
+    return added
+
+
+def _end_ids(vocabulary: Vocabulary, specials: set[str]) -> dict[int, None]:
+    """Ids that end a text, in order: those that keys name, then those known by their spelling."""
+    found = [vocabulary.id_of(key) for key in _END_KEYS]
+    spellings = [text for text in _END_SPELLINGS if text in specials]
+    if specials.issuperset(_HARMONY_ENDS):
+        spellings = [text for text in spellings if text != "<|end|>"]
+    found += [vocabulary.ids[text] for text in spellings]
+    return dict.fromkeys(token_id for token_id in found if token_id is not None)
 
 
 def _add_text_ends(
-    backend: tokenizers.Tokenizer,
-    metadata: Mapping[str, Any],
-    tokens: list[str],
-    bos_id: int | None,
-    eos_id: int | None,
-    kind: str,
+    backend: tokenizers.Tokenizer, vocabulary: Vocabulary, bos_id: int | None, eos_id: int | None
 ) -> None:
-    """Make add_special_tokens put BOS and EOS where the metadata asks for them. Without the keys,
-    SentencePiece models begin with BOS and byte-level ones with nothing, as in llama.cpp."""
-    adds_bos = metadata.get(_PREFIX + "add_bos_token", kind == "llama") and bos_id is not None
-    adds_eos = metadata.get(_PREFIX + "add_eos_token", False) and eos_id is not None
+    """Make add_special_tokens put BOS and EOS where the metadata asks for them. Files that do not
+    say get what llama.cpp gives their kind."""
+    metadata, pieces = vocabulary.metadata, vocabulary.pieces
+    kind, pre = metadata[PREFIX + "model"], metadata.get(PREFIX + "pre")
+    splitting = WORD_SPLITTINGS.get(pre) if kind == "gpt2" and isinstance(pre, str) else None
+    usually_bos = kind == "llama" or (splitting is not None and splitting.adds_bos)
     pattern, used = ["$A"], []
     # The template names its tokens "bos" and "eos", since real spellings may hold any character.
-    if adds_bos:
+    if vocabulary.flag("add_bos_token", usually_bos) and bos_id is not None:
         pattern.insert(0, "bos")
-        used.append({"id": "bos", "ids": [bos_id], "tokens": [tokens[bos_id or 0]]})
-    if adds_eos:
+        used.append({"id": "bos", "ids": [bos_id], "tokens": [pieces[bos_id]]})
+    if vocabulary.flag("add_eos_token", kind == "t5") and eos_id is not None:
         pattern.append("eos")
-        used.append({"id": "eos", "ids": [eos_id], "tokens": [tokens[eos_id or 0]]})
+        used.append({"id": "eos", "ids": [eos_id], "tokens": [pieces[eos_id]]})
     if used:
         backend.post_processor = processors.TemplateProcessing(single=pattern, special_tokens=used)
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    value = metadata.get(_PREFIX + key)
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{_PREFIX}{key} must be a list of strings.")
-    return value
-
-
-def _token_id(metadata: Mapping[str, Any], key: str, n_tokens: int) -> int | None:
-    value = metadata.get(_PREFIX + key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < n_tokens:
-        raise ValueError(f"{_PREFIX}{key} is {value!r}, not an id below {n_tokens}.")
-    return value
-
-
-def _gpt2_words() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2_words()])
-
-
-def _words(pattern: str) -> Callable[[], pre_tokenizers.PreTokenizer]:
-    return lambda: pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-_LLAMA3_NAMES: Sequence[str] = ("llama3", "llama-v3", "llama-bpe")
-_QWEN2_NAMES: Sequence[str] = ("qwen2", "deepseek-r1-qwen")
-_PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2_words,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "refact": _single_digits,
-    "command-r": _single_digits,
-    **dict.fromkeys(_LLAMA3_NAMES, _words(_LLAMA3_WORDS)),
-    **dict.fromkeys(_QWEN2_NAMES, _words(_QWEN2_WORDS)),
-}
