@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from astrai.models.config import ModelConfig
 from astrai.models.config_keys import Keys, first_id, token_ids
+from astrai.models.families import Family
+from astrai.models.llama import LLAMA
+from astrai.models.mistral import MISTRAL
 from astrai.models.registry import family_of_gguf
 from astrai.models.rope import RopeConfig
 
 __all__ = ["RopeVectors", "config_from_gguf"]
 
+_MAX_PATTERN = 1 << 16  # layers; a file could ask for any number
 _ROPE_TYPES = {"none": "default", "linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 
 
@@ -48,7 +55,7 @@ def config_from_gguf(
         raise ValueError(f"{prefix}attention.value_length differs from key_length.")
     if keys.get("expert_count") and family.layer.experts is None:
         raise ValueError(f"{prefix}expert_count: a {family.name} model has no experts.")
-    window = keys.optional_size("attention.sliding_window") if family.sliding_pattern else None
+    window, pattern = _windows(keys, prefix, family)
     return ModelConfig(
         architecture=family.name,
         vocab_size=embedding_rows,
@@ -66,13 +73,33 @@ def config_from_gguf(
         attention_bias=has_attention_bias,
         o_bias=has_o_bias,
         sliding_window=window,
-        sliding_pattern=(family.sliding_pattern if window else None) or (False,),
+        sliding_pattern=pattern,
         bos_token_id=first_id(metadata.get("tokenizer.ggml.bos_token_id")),
         eos_token_ids=token_ids(
             metadata.get("tokenizer.ggml.eos_token_id"), "tokenizer.ggml.eos_token_id"
         ),
         **family.gguf_fields(keys),
     )
+
+
+def _windows(keys: Keys, prefix: str, family: Family) -> tuple[int | None, tuple[bool, ...]]:
+    """(sliding_window, sliding_pattern)."""
+    if keys.get("attention.sliding_window") in (None, 0):  # 0 is how converters write null
+        return None, (False,)
+    window = keys.size("attention.sliding_window")
+    given = keys.get("attention.sliding_window_pattern")
+    if isinstance(given, np.ndarray):
+        return window, tuple(map(bool, given.tolist())) or (False,)
+    if given is not None:  # each `given`th layer is full
+        every = min(keys.size("attention.sliding_window_pattern"), _MAX_PATTERN)
+        return window, (True,) * (every - 1) + (False,)
+    # Files of Mistral models call themselves llama.
+    pattern = MISTRAL.sliding_pattern if family is LLAMA else family.sliding_pattern
+    if pattern is None:
+        raise ValueError(
+            f"{prefix}attention.sliding_window: windows are not part of a {family.name} model."
+        )
+    return window, pattern
 
 
 def _rope(keys: Keys, prefix: str, head_dim: int, vectors: RopeVectors) -> RopeConfig:
@@ -89,18 +116,25 @@ def _rope(keys: Keys, prefix: str, head_dim: int, vectors: RopeVectors) -> RopeC
         )
     rotary_dim = keys.size("rope.dimension_count", head_dim)
     original = keys.optional_size("rope.scaling.original_context_length")
-    factor = keys.positive("rope.scaling.factor", 1.0)
-    attention_factor = None
-    if rope_type == "longrope":
-        attention_factor = keys.optional_positive("rope.scaling.attn_factor")
-        if original:
-            factor = keys.size("context_length") / original
+    old_factor = keys.positive("rope.scale_linear", 1.0)  # before there were scaling types
+    factor = keys.positive("rope.scaling.factor", old_factor)
+    if rope_type == "default" and old_factor != 1.0:
+        rope_type = "linear"
+    attention_factor = keys.optional_positive("rope.scaling.attn_factor")
+    if rope_type == "longrope" and original:
+        factor = keys.size("context_length") / original
+    elif rope_type == "yarn" and attention_factor is not None and factor > 1.0:
+        attention_factor *= 0.1 * math.log(factor) + 1.0  # there the key is one factor of two
+    elif rope_type != "longrope":
+        attention_factor = None
     return RopeConfig(
         rope_type=rope_type,
         theta=keys.positive("rope.freq_base", 10000.0),
         factor=factor,
         original_max_len=original,
         attention_factor=attention_factor,
+        beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
         partial_factor=rotary_dim / head_dim,
         short_factors=vectors.short if rope_type == "longrope" else None,
         long_factors=vectors.long if rope_type == "longrope" else None,

@@ -17,7 +17,8 @@ _LOCAL_THETA = 10000.0
 
 
 def _gguf_fields(keys: Keys) -> Mapping[str, Any]:
-    return {**gemma_gguf_fields(keys), "local_rope": RopeConfig(theta=_LOCAL_THETA)}
+    local_theta = keys.positive("rope.freq_base_swa", _LOCAL_THETA)
+    return {**gemma_gguf_fields(keys), "local_rope": RopeConfig(theta=local_theta)}
 
 
 GEMMA3 = Family(

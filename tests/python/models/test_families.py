@@ -8,8 +8,6 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,7 +26,6 @@ from toy_models import (
     qwen3,
     qwen3_moe,
     reference_logits,
-    write_gguf,
 )
 from transformers import PreTrainedModel
 
@@ -192,81 +189,6 @@ def test_greedy_ids_are_those_of_transformers(
 def test_longrope_takes_the_long_factors_where_longer_texts_are_served(tmp_path: Path) -> None:
     reference = phi3(rope_parameters=PARTIAL_LONGROPE, original_max_position_embeddings=16)
     reference.save_pretrained(tmp_path)
-    model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
-    ids = PROMPTS[2] + PROMPTS[0]
-    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
-    torch.testing.assert_close(
-        logits, reference_logits(reference, ids), atol=TOLERANCE, rtol=TOLERANCE
-    )
-
-
-GGUF_MODELS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen2": qwen2,
-    "mixtral": mixtral,
-    "qwen2_moe": qwen2_moe,
-    "qwen3_moe": lambda: qwen3_moe(norm_topk_prob=True),
-    "phi3": lambda: phi3(sliding_window=7),
-    "olmo2": olmo2,
-    "granite": granite,
-    "glm4": glm4,
-    # The patterns and the local base that GGUF files of these do not spell out.
-    "gemma2": lambda: gemma2(query_pre_attn_scalar=32),
-    "gemma3": lambda: gemma3(
-        query_pre_attn_scalar=32, num_hidden_layers=7, sliding_window_pattern=6
-    ),
-}
-
-
-def add_family_keys(model: PreTrainedModel, writer: gguf.GGUFWriter) -> None:
-    """What the usual converter writes beside the sizes."""
-    config = model.config
-    if getattr(config, "sliding_window", None):
-        writer.add_sliding_window(config.sliding_window)
-    if getattr(config, "attn_logit_softcapping", None):
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    n_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    if n_experts:
-        writer.add_expert_count(n_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type in ("qwen2_moe", "qwen3_moe"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type == "qwen2_moe":
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type == "granite":
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
-    if config.model_type == "glm4":
-        writer.add_rope_dimension_count(config.head_dim // 2)
-
-
-@pytest.mark.parametrize("name", GGUF_MODELS)
-def test_gguf_files_give_the_same_logits(name: str, tmp_path: Path) -> None:
-    reference = GGUF_MODELS[name]()
-    write_gguf(
-        tmp_path / "m.gguf", reference, extra=lambda writer: add_family_keys(reference, writer)
-    )
-    model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
-    ids = PROMPTS[2] + PROMPTS[0]
-    logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)
-    torch.testing.assert_close(
-        logits, reference_logits(reference, ids), atol=TOLERANCE, rtol=TOLERANCE
-    )
-
-
-def test_gguf_longrope_factors_are_read(tmp_path: Path) -> None:
-    reference = phi3(rope_parameters=PARTIAL_LONGROPE, original_max_position_embeddings=16)
-
-    def extra(writer: gguf.GGUFWriter) -> None:
-        writer.add_rope_dimension_count(12)
-        writer.add_rope_scaling_orig_ctx_len(16)
-        for length in ("short", "long"):
-            factors = np.array(PARTIAL_LONGROPE[f"{length}_factor"], dtype=np.float32)
-            writer.add_tensor(f"rope_factors_{length}.weight", factors)
-
-    write_gguf(tmp_path / "m.gguf", reference, extra=extra)
     model = load_model(tmp_path, device="cpu", dtype="float32", progress=False).model
     ids = PROMPTS[2] + PROMPTS[0]
     logits = model.forward(torch.tensor(ids), torch.arange(len(ids)), None)

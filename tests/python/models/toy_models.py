@@ -225,6 +225,7 @@ def write_gguf(
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
+    add_family_keys(model, writer)
     extra(writer)
     names = {hf: name for name, hf in GGUF_TOP_NAMES.items()}
     stored: dict[str, np.ndarray] = {}
@@ -250,6 +251,31 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+def add_family_keys(model: PreTrainedModel, writer: gguf.GGUFWriter) -> None:
+    """What the usual converter writes beside the sizes."""
+    config = model.config
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "attn_logit_softcapping", None):
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    n_experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if n_experts:
+        writer.add_expert_count(n_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type in ("qwen2_moe", "qwen3_moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if config.model_type == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type == "glm4":
+        writer.add_rope_dimension_count(config.head_dim // 2)
 
 
 def _unfused(

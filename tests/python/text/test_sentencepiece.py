@@ -1,4 +1,4 @@
-"""Tokenizers rebuilt from GGUF metadata against the sentencepiece library, on models trained here."""
+"""Tokenizers rebuilt from GGUF metadata against the sentencepiece library, trained here."""
 
 from __future__ import annotations
 
