@@ -84,7 +84,8 @@ def config_from_gguf(
 
 def _windows(keys: Keys, prefix: str, family: Family) -> tuple[int | None, tuple[bool, ...]]:
     """(sliding_window, sliding_pattern)."""
-    if keys.get("attention.sliding_window") in (None, 0):  # 0 is how converters write null
+    window = keys.get("attention.sliding_window")
+    if window is None or (isinstance(window, int) and window == 0):  # converters write null as 0
         return None, (False,)
     window = keys.size("attention.sliding_window")
     given = keys.get("attention.sliding_window_pattern")
@@ -103,10 +104,11 @@ def _windows(keys: Keys, prefix: str, family: Family) -> tuple[int | None, tuple
 
 
 def _rope(keys: Keys, prefix: str, head_dim: int, vectors: RopeVectors) -> RopeConfig:
-    scaling = keys.get("rope.scaling.type") or "none"
+    scaling = keys.get("rope.scaling.type")
+    scaling = "none" if scaling is None else scaling
     if vectors.short is not None and vectors.long is not None:
         scaling = "longrope"
-    rope_type = _ROPE_TYPES.get(scaling)
+    rope_type = _ROPE_TYPES.get(scaling) if isinstance(scaling, str) else None
     if rope_type is None:
         raise ValueError(f"{prefix}rope.scaling.type {scaling!r} is not supported.")
     if rope_type == "longrope" and (vectors.short is None or vectors.long is None):

@@ -85,7 +85,7 @@ def _activation(keys: Keys) -> Activation:
         name = keys.get(key)
         if name is None:
             continue
-        if name not in _ACTIVATIONS:
+        if not isinstance(name, str) or name not in _ACTIVATIONS:
             known = ", ".join(_ACTIVATIONS)
             raise ValueError(f"{key} {name!r} is not supported; supported are {known}.")
         return _ACTIVATIONS[name]
@@ -96,7 +96,10 @@ def _windows(keys: Keys, family: Family) -> tuple[int | None, tuple[bool, ...]]:
     """(sliding_window, sliding_pattern)."""
     layer_types = keys.get("layer_types")
     if family.sliding_pattern is None:
-        if keys.flag("use_sliding_window") or any(t != "full_attention" for t in layer_types or []):
+        is_full = layer_types is None or (
+            isinstance(layer_types, list) and all(kind == "full_attention" for kind in layer_types)
+        )
+        if keys.flag("use_sliding_window") or not is_full:
             raise ValueError(f"sliding-window attention is not part of a {family.name} model.")
         return None, (False,)
     if "use_sliding_window" in family.hf_defaults and not keys.flag("use_sliding_window"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Keys", "first_id", "token_ids"]
+__all__ = ["Keys", "first_id", "is_positive", "token_ids"]
 
+_LARGEST = 1e30  # of any number in a configuration
 _LIMIT = 1 << 31  # sizes are int32 in the kernels' parameters
 
 
@@ -41,7 +42,7 @@ class Keys:
         value = self.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not is_positive(value):
             raise ValueError(f"{self._prefix}{key} must be a number above 0, got {value!r}.")
         return float(value)
 
@@ -55,6 +56,12 @@ class Keys:
         if not isinstance(value, bool):
             raise ValueError(f"{self._prefix}{key} must be true or false, got {value!r}.")
         return value
+
+
+def is_positive(value: object) -> bool:
+    """Is it a finite number above 0? Whole numbers in files may be beyond any float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 < value <= _LARGEST  # type: ignore[operator]
 
 
 def token_ids(value: object, key: str) -> tuple[int, ...]:

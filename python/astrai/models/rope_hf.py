@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from astrai.models.config_keys import Keys, is_positive
 from astrai.models.rope import ROPE_TYPES, RopeConfig
 
 __all__ = ["rope_from_hf"]
@@ -33,22 +34,23 @@ def rope_from_hf(config: Mapping[str, Any]) -> RopeConfig:
     if isinstance(partial, bool) or not isinstance(partial, int | float) or not 0 < partial <= 1:
         raise ValueError(f"partial_rotary_factor must be a number up to 1, got {partial!r}.")
 
-    def number(key: str, default: float | None, minimum: float = 0.0) -> Any:
+    def number(key: str, default: float | None) -> Any:
         value = given.get(key)
         if value is None:
             value = default
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > minimum:
-            raise ValueError(f"{spelled}.{key} must be a number above {minimum:g}, got {value!r}.")
+        if not is_positive(value):
+            raise ValueError(f"{spelled}.{key} must be a number above 0, got {value!r}.")
         return value
 
+    lengths = Keys(config)
     original = number("original_max_position_embeddings", None)
     if original is None:
-        original = config.get("original_max_position_embeddings")
+        original = lengths.optional_size("original_max_position_embeddings")
     factor = number("factor", None)
     if factor is None:
-        max_len = config.get("max_position_embeddings")
+        max_len = lengths.optional_size("max_position_embeddings")
         if rope_type in ("yarn", "longrope") and original and max_len:
             factor = max_len / original
         elif rope_type != "default":
@@ -75,10 +77,7 @@ def rope_from_hf(config: Mapping[str, Any]) -> RopeConfig:
 
 def _factors(given: Mapping[str, Any], spelled: str, key: str) -> tuple[float, ...]:
     values = given.get(key)
-    if not isinstance(values, list) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        for value in values
-    ):
+    if not isinstance(values, list) or not all(map(is_positive, values)):
         raise ValueError(
             f"{spelled}.{key} must be a list of numbers above 0 (rope_type 'longrope', also called "
             f"'su', needs it), got {values!r}."

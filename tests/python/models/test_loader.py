@@ -88,30 +88,37 @@ def test_a_source_that_is_nowhere_says_what_is_accepted(source: str, tmp_path: P
         load(source)
 
 
-def test_a_hub_id_goes_to_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path)
-    asked: list[str] = []
-
-    def fetch(hub_id: str) -> Path:
-        asked.append(hub_id)
-        return tmp_path
-
-    monkeypatch.setattr(loader, "fetch_from_hub", fetch)
-    assert load("Owner/some-model_1.5").source == str(tmp_path)
-    assert asked == ["Owner/some-model_1.5"]
+@pytest.mark.parametrize("written", ["file://{}", "file://localhost{}", "{}/"])
+def test_a_folder_may_be_written_as_a_file_url(tmp_path: Path, written: str) -> None:
+    folder = tmp_path / "a b"
+    llama().save_pretrained(folder)
+    address = written.format(folder)
+    if written.startswith("file:"):
+        address = address.replace(" ", "%20")
+    assert load(address).source == str(folder)
 
 
-def test_an_unreachable_hub_is_an_error_that_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("written", ["~/m", "file://~/m"])
+def test_a_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
 ) -> None:
-    import huggingface_hub
+    monkeypatch.setenv("HOME", str(tmp_path))
+    llama().save_pretrained(tmp_path / "m")
+    assert load(written).source == str(tmp_path / "m")
 
-    def fail(*args: Any, **options: Any) -> str:
-        raise OSError("no route to host")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ModelLoadError, match=r"Owner/model.*no route to host.*--model"):
-        load("Owner/model")
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_pickle_is_refused_by_name_and_never_opened(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    with pytest.raises(ModelLoadError, match=rf"{name}: is a pickle.*safetensors"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_one_file_of_a_folder_names_the_folder(tmp_path: Path, name: str) -> None:
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=f"Name its folder, {tmp_path}"):
+        load(tmp_path / name)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 100000])
