@@ -62,7 +62,7 @@ def server_url(tiny_folder: Path) -> Iterator[str]:
     server.startup = startup  # type: ignore[method-assign]
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    assert ready.wait(60) and thread.is_alive(), "the server did not start"
+    assert ready.wait(300) and thread.is_alive(), "the server did not start"
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(60)

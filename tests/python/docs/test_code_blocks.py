@@ -20,7 +20,7 @@ from astrai import InferenceEngine, env
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 TESTS_PACKAGES = {"anthropic", "openai"}  # of the extra "test"
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 BLOCKS = [(path, block) for path in DOCUMENTS for block in marked_blocks(path)]
 
