@@ -77,7 +77,11 @@ def serve(pipe: Connection, first_token_ns: Any, conditions: Conditions) -> None
         max_position_embeddings=CONTEXT,
     )
     model = SimpleNamespace(
-        config=config, max_len=CONTEXT, device=torch.device("cpu"), dtype=torch.float32
+        config=config,
+        max_len=CONTEXT,
+        rope_switch_len=None,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
     )
     model.parameters = list
     n_rows, max_seq_len = conditions.max_batch_size, conditions.max_seq_len

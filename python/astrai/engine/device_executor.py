@@ -94,7 +94,7 @@ class DeviceExecutor:
 
     def _launch_decode(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
         n_padded = padded_rows(len(slots), self._max_rows)
-        staged = self._steps.stage(group.req_indices, group.starts, n_padded)
+        staged = self._steps.stage(group.req_indices, group.starts, n_padded, group.rope_offsets)
         plan = self._sampler.plan(slots, staged.extra.numpy(), n_padded)
         self._steps.send(staged)
         step = staged.fixed
@@ -110,7 +110,9 @@ class DeviceExecutor:
 
     def _launch_ragged(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
         n, n_decode = group.n_sampled, group.n_decode
-        batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens, n_decode)
+        batch = self._pool.plan_step(
+            group.req_indices, group.starts, group.q_lens, n_decode, group.rope_offsets
+        )
         rows = batch.kv_cache.req_pool_indices
         if n_decode:  # they come first, one token each
             batch.input_ids[:n_decode] = self._last_ids.index_select(0, rows[:n_decode])

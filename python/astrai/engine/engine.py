@@ -108,7 +108,7 @@ class InferenceEngine:
             )
         for end_id in end_ids:
             check_integer("end_ids", end_id, 0, config.vocab_size - 1)
-        context_len = min(config.max_position_embeddings, model.max_len)
+        context_len = model.max_len
         if max_seq_len is not None and not 2 <= max_seq_len <= context_len:
             raise ValueError(
                 f"InferenceEngine: max_seq_len is {max_seq_len}; this model takes 2 to "
@@ -161,6 +161,7 @@ class InferenceEngine:
             max_open=cache.host.max_batch_size + max_queue,
             prefill_chunk=prefill_chunk,
             itl_target_s=None if itl_target_ms is None else itl_target_ms / 1000,
+            rope_switch_len=model.rope_switch_len,
             strip_leading_space=tokenizer is not None and tokenizer.strips_leading_space,
             after_step=after_step,
         )

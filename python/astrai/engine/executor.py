@@ -55,7 +55,9 @@ class StepExecutor:
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> DoneStep:
         """Forward the group, then draw for its first n_sampled tasks, whose sampler slots these
         are. The group's KV slots are written when this returns; raises what the model raises."""
-        batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens, group.n_decode)
+        batch = self._pool.plan_step(
+            group.req_indices, group.starts, group.q_lens, group.n_decode, group.rope_offsets
+        )
         indices = batch.logits_indices
         if 0 < group.n_sampled < len(group.tasks):
             indices = indices[: group.n_sampled]

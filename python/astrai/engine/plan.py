@@ -28,6 +28,8 @@ class StepGroup(Generic[T]):
     q_lens: list[int]  # how many tokens this step computes
     n_sampled: int
     n_decode: int
+    # What is added to a task's positions to look up their rotation; None: nothing for all.
+    rope_offsets: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ Orders that hold at all times, oldest arrival first:
     waiting   preempted tasks, then tasks never admitted; every one younger than all running
 so the youngest running task is the last of `running`, and a preempted task goes back to the front
 of `waiting`. The oldest running task is preempted by nobody, which is why there is always progress.
+
+Models whose rotary frequencies depend on the length of a text (longrope, dynamic NTK) have two sets
+of keys: a task that outgrows the first one computes its text again with the second.
 """
 
 from __future__ import annotations
@@ -90,13 +93,20 @@ class SchedulingState(Generic[T]):
     """Which task prefills, decodes, waits, is preempted or leaves."""
 
     def __init__(
-        self, pool: HostPool, prefill_chunk: int | None = 512, pace: ItlPace | None = None
+        self,
+        pool: HostPool,
+        prefill_chunk: int | None = 512,
+        pace: ItlPace | None = None,
+        rope_switch_len: int | None = None,
     ) -> None:
         """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task;
-        None or 0 is unlimited. pace: says where it takes fewer."""
+        None or 0 is unlimited. pace: says where it takes fewer. rope_switch_len: tokens of the
+        longest text whose keys are rotated as at first; a longer one has other keys throughout.
+        None: all texts are alike."""
         self._pool = pool
         self._prefill_chunk = prefill_chunk or None
         self._pace = pace
+        self._rope_switch_len = rope_switch_len
         self.waiting: deque[T] = deque()
         self.running: list[T] = []
         self._leaving: list[T] = []  # finished, still holding a row
@@ -165,7 +175,7 @@ class SchedulingState(Generic[T]):
         n_pages = n_decode = n_waiting = 0
         for task in self.running:
             if task.decodes:
-                if task.n_planned >= max_seq_len:
+                if task.n_planned >= max_seq_len or self._outgrows_its_keys(task):
                     return False
                 n_pages += task.n_planned % page_size == 0
                 n_decode += 1
@@ -181,13 +191,15 @@ class SchedulingState(Generic[T]):
         """Decide the next step: cleanup, refill, prefill, decode. Its tokens count as planned and
         its draws as pending from here on, so it must be run."""
         self.cleanup()
+        out_of_room = self._switch_keys()
         refused = self._refill()
         chunks = self._prefill()
-        decoding, out_of_room = self._decode()
+        decoding, starved = self._decode()
+        out_of_room += starved
         work = [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
         work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
-        groups = _group(work)
+        groups = _group(work, has_offsets=self._rope_switch_len is not None)
         for group in groups:
             self._promise(group)
         admitted, self._admitted = self._admitted, []
@@ -220,7 +232,7 @@ class SchedulingState(Generic[T]):
                 break
             task = self.waiting[0]
             try:
-                admission = self._pool.admit(task.token_ids, task.namespace)
+                admission = self._admit(task)
             except ValueError as error:
                 self.waiting.popleft()
                 task.status = TaskStatus.FINISHED
@@ -251,10 +263,22 @@ class SchedulingState(Generic[T]):
             return True
         return self._pool.n_free_pages + self._pool.n_cached_pages >= len(self.running)
 
-    def _activate(self, task: T, admission: Admission) -> None:
+    def _admit(self, task: T) -> Admission | None:
+        """Ask for a row. Texts with other keys share no pages. Raises ValueError for a text that
+        the pool can never hold."""
+        namespace = task.namespace
+        if self._rope_switch_len is not None:
+            namespace = ("long " if self._is_long(task.token_ids) else "short ") + namespace
+        return self._pool.admit(task.token_ids, namespace)
+
+    def _place(self, task: T, admission: Admission) -> None:
         task.req_idx = admission.req_idx
         task.n_prefill = len(task.token_ids)
         task.n_planned = task.n_written = admission.n_cached
+        task.rope_offset = (self._rope_switch_len or 0) if self._is_long(task.token_ids) else 0
+
+    def _activate(self, task: T, admission: Admission) -> None:
+        self._place(task, admission)
         task.status = TaskStatus.RUNNING
         if not task.is_admitted:
             task.is_admitted = True
@@ -264,6 +288,36 @@ class SchedulingState(Generic[T]):
             self.n_prefix_hit_tokens += admission.n_cached
             self.miss_reasons[admission.miss_reason] += 1
         self.running.append(task)
+
+    def _is_long(self, token_ids: list[int]) -> bool:
+        return self._rope_switch_len is not None and len(token_ids) > self._rope_switch_len
+
+    def _outgrows_its_keys(self, task: T) -> bool:
+        """Whether the next token of a decoding task makes its text a long one."""
+        switch_len = self._rope_switch_len
+        return switch_len is not None and not task.rope_offset and task.n_planned >= switch_len
+
+    def _switch_keys(self) -> list[T]:
+        """Start the tasks anew whose texts become long ones, from their tokens; each keeps its
+        place among the others. Returns those that must end for lack of room."""
+        out_of_room: list[T] = []
+        outgrown = [t for t in self.running if t.decodes and self._outgrows_its_keys(t)]
+        for task in outgrown:
+            if task.status is not TaskStatus.RUNNING:
+                continue  # preempted for the sake of an older one; it comes back as a long one
+            if not self._pool.fits(task.n_planned + 1):
+                out_of_room.append(task)
+                self.finish(task)
+                continue
+            task.token_ids = self._pool.tokens(task.req_idx)
+            self._give_back(task)
+            while (admission := self._admit(task)) is None and self.running[-1] is not task:
+                self._preempt(self.running[-1])
+            if admission is None:
+                self._send_back(task)
+            else:
+                self._place(task, admission)
+        return out_of_room
 
     def _prefill(self) -> list[tuple[T, int]]:
         """Chunks for the tasks whose prompt is not written yet, oldest first, under the budget."""
@@ -320,6 +374,9 @@ class SchedulingState(Generic[T]):
         """
         task.token_ids = self._pool.tokens(task.req_idx)
         self._give_back(task)
+        self._send_back(task)
+
+    def _send_back(self, task: T) -> None:
         task.status = TaskStatus.WAITING
         task.n_preemptions += 1
         self.n_preemptions += 1
@@ -334,7 +391,7 @@ class SchedulingState(Generic[T]):
         self._has_new_room = True
 
 
-def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
+def _group(work: list[tuple[T, int]], has_offsets: bool) -> list[StepGroup[T]]:
     """One group per attention selection, in order of first appearance."""
     by_selection: dict[int, list[tuple[T, int]]] = {}  # submit made equal selections identical
     for item in work:
@@ -354,6 +411,7 @@ def _group(work: list[tuple[T, int]]) -> list[StepGroup[T]]:
                 q_lens=[q_len for _, q_len in members],
                 n_sampled=len(members) - len(partial),
                 n_decode=sum(task.n_planned >= task.n_prefill for task, _ in members),
+                rope_offsets=[task.rope_offset for task, _ in members] if has_offsets else None,
             )
         )
     return groups

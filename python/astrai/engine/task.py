@@ -27,6 +27,7 @@ class Task:
     hit counts in both). n_drawn: tokens that planned steps draw, over all its stays; n_pending:
     those of steps that are not completed.
     n_cached: prompt tokens found in the prefix cache at the first admission.
+    rope_offset: what is added to its positions to look up their rotation.
     """
 
     task_id: str
@@ -43,6 +44,7 @@ class Task:
     n_drawn: int = field(default=0, init=False)
     n_pending: int = field(default=0, init=False)
     n_cached: int = field(default=0, init=False)
+    rope_offset: int = field(default=0, init=False)
     n_preemptions: int = field(default=0, init=False)
     is_admitted: bool = field(default=False, init=False)  # has been running at least once
     keeps_pages: bool = field(default=True, init=False)  # written pages may enter the prefix tree

@@ -17,7 +17,7 @@ import torch
 from astrai import _C
 
 from .cache import StepBatch
-from .pool import max_decode_splits
+from .pool import add_rope_offsets, max_decode_splits
 from .table import int32_view
 
 if TYPE_CHECKING:
@@ -62,8 +62,15 @@ class DecodeSteps:
         n_words = self._extra_words(most) + self._plan_words(most) + _ROOM_FOR_UPDATE
         self._words = torch.empty(n_words, dtype=torch.int32, device=pool.device)
 
-    def stage(self, req_indices: Sequence[int], starts: Sequence[int], n_rows: int) -> StagedStep:
-        """Plan one new token of each request, position starts[i], padded to n_rows rows."""
+    def stage(
+        self,
+        req_indices: Sequence[int],
+        starts: Sequence[int],
+        n_rows: int,
+        rope_offsets: Sequence[int] | None = None,
+    ) -> StagedStep:
+        """Plan one new token of each request, position starts[i], padded to n_rows rows.
+        rope_offsets: see `PagePool.plan_step`."""
         pool = self._pool
         n_extra, n_plan = self._extra_words(n_rows), self._plan_words(n_rows)
         n_words = n_extra + n_plan + _ROOM_FOR_UPDATE
@@ -76,6 +83,8 @@ class DecodeSteps:
             pad_to=n_rows,
             stack_len=pool.stack_len,
         )
+        if rope_offsets is not None:
+            add_rope_offsets(layout, words[n_extra:], rope_offsets, [1] * len(req_indices))
         end = n_extra + layout.n_int32
         n_update = pool.table.n_update_int32(layout.dirty_spans)
         if n_update > _ROOM_FOR_UPDATE:

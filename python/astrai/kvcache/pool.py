@@ -133,12 +133,15 @@ class PagePool:
         starts: Sequence[int],
         q_lens: Sequence[int],
         n_decode: int | None = None,
+        rope_offsets: Sequence[int] | None = None,
     ) -> StepBatch:
         """All inputs of one forward: new tokens starts[i] .. starts[i] + q_lens[i] of each request.
 
         n_decode: how many requests, the first ones, decode: their one new token is generated and
         not part of a prompt. It decides which kernel attends a row, so that its result does not
         depend on the other requests of the step. None: all if each has one new token, else none.
+        rope_offsets: what is added to the positions of each request, which serve to look up their
+        rotation alone.
 
         The index arrays are written to one buffer and reach the device in one copy, together with
         the table entries that changed. Raises ValueError naming a request whose tokens or slots do
@@ -156,6 +159,8 @@ class PagePool:
             n_decode=n_decode,
             stack_len=self.stack_len,
         )
+        if rope_offsets is not None:
+            add_rope_offsets(layout, staging, rope_offsets, q_lens)
         words = self._to_device(staging[: layout.n_int32], layout.dirty_spans)
         seq_lens = tuple(start + n for start, n in zip(starts, q_lens, strict=True))
         batch = self.batch_of(layout, words, (seq_lens, tuple(q_lens)))
@@ -271,6 +276,16 @@ class PagePool:
             torch.empty(n_splits, n_heads, 2, device=self.device),
             torch.empty(max_batch_size, *shape, dtype=dtype, device=self.device),
         )
+
+
+def add_rope_offsets(
+    layout: _C.Layout, words: Tensor, rope_offsets: Sequence[int], q_lens: Sequence[int]
+) -> None:
+    """Add to the positions of a plan in words what belongs to each request, in place."""
+    begin, _ = layout.sections["position_ids"]
+    added = torch.tensor(rope_offsets, dtype=torch.int32)
+    added = added.repeat_interleave(torch.tensor(q_lens))
+    words[begin : begin + len(added)] += added
 
 
 def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | None = None) -> int:

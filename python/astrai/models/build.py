@@ -53,7 +53,8 @@ def build_model(
 def _rotary(
     config: ModelConfig, rope: RopeConfig, max_len: int, device: torch.device
 ) -> RotaryEmbedding:
-    return RotaryEmbedding(config.head_dim, max_len, rope, config.max_position_embeddings, device)
+    context = config.max_position_embeddings
+    return RotaryEmbedding(config.head_dim, max_len, rope, context, device, config.rope_switch_len)
 
 
 class _Placer:

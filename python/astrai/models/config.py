@@ -30,7 +30,7 @@ class ModelConfig:
     intermediate_size: int
     rms_norm_eps: float
     tie_word_embeddings: bool
-    max_position_embeddings: int  # tokens of context
+    max_position_embeddings: int  # tokens of context, before RoPE scaling for most types of it
     rope: RopeConfig = field(default_factory=RopeConfig)
     local_rope: RopeConfig | None = None  # of layers that slide; None: `rope` as well
     use_qk_norm: bool = False
@@ -47,6 +47,7 @@ class ModelConfig:
     embedding_scale: float = 1.0  # times the token embeddings
     residual_scale: float = 1.0  # times what attention and MLP add to the residual
     logit_divisor: float = 1.0
+    context_is_scaled: bool = False  # max_position_embeddings counts RoPE scaling, whatever type
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -63,6 +64,11 @@ class ModelConfig:
         local = self.local_rope or self.rope
         if local.partial_factor != self.rope.partial_factor:
             raise ValueError("partial_rotary_factor differs by layer type; one is supported.")
+        if len(self._switch_lens()) > 1:
+            raise ValueError(
+                "rope_parameters change their frequencies at a length that differs by layer type; "
+                "one is supported."
+            )
 
     @property
     def rotary_dim(self) -> int:
@@ -73,6 +79,24 @@ class ModelConfig:
         """The experts of this layer; None where it has one MLP."""
         experts = self.experts
         return experts if experts is not None and experts.is_sparse(layer_id) else None
+
+    @property
+    def context_len(self) -> int:
+        """Tokens of the longest text that configuration and RoPE scaling allow."""
+        if self.context_is_scaled:
+            return self.max_position_embeddings
+        return self.rope.context_len(self.max_position_embeddings)
+
+    @property
+    def rope_switch_len(self) -> int | None:
+        """Tokens of the longest text with the first rotary frequencies, where longer ones have
+        others."""
+        return next(iter(self._switch_lens()), None)
+
+    def _switch_lens(self) -> set[int]:
+        ropes = (self.rope, self.local_rope or self.rope)
+        found = {rope.switch_len(self.max_position_embeddings) for rope in ropes}
+        return {switch_len for switch_len in found if switch_len is not None}
 
     def is_sliding(self, layer_id: int) -> bool:
         return self.sliding_pattern[layer_id % len(self.sliding_pattern)]

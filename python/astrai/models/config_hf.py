@@ -9,8 +9,7 @@ from astrai.models.config import Activation, ModelConfig
 from astrai.models.config_keys import Keys, first_id, token_ids
 from astrai.models.families import Family
 from astrai.models.registry import family_of_hf
-from astrai.models.rope import RopeConfig
-from astrai.models.rope_hf import rope_from_hf
+from astrai.models.rope_hf import ropes_from_hf
 
 __all__ = ["config_from_hf"]
 
@@ -20,7 +19,6 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
-_ROPE_KEYS = {"rope_theta", "rope_scaling", "rope_parameters"}
 _WHOLE_MODEL_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 _MAX_PATTERN = 1 << 16  # layers; a file could ask for any number
 
@@ -40,7 +38,7 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     hidden_size, n_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     attention_bias = keys.flag(family.hf_bias_key)
     window, pattern = _windows(keys, family)
-    rope, local_rope = _ropes(values, any(pattern))
+    rope, local_rope = ropes_from_hf(config, family.hf_defaults, any(pattern))
     return ModelConfig(
         architecture=family.name,
         vocab_size=keys.size("vocab_size"),
@@ -139,26 +137,3 @@ def _implied_pattern(keys: Keys, default: tuple[bool, ...]) -> tuple[bool, ...]:
             raise ValueError(f"max_window_layers must be a whole number, got {n_full!r}.")
         return tuple(layer_id >= n_full for layer_id in range(n_layers))
     return default
-
-
-def _ropes(values: Mapping[str, Any], has_sliding: bool) -> tuple[RopeConfig, RopeConfig | None]:
-    """(rope, local_rope): one for all layers, or one for each layer type."""
-    local_theta = Keys(values).optional_positive("rope_local_base_freq")
-    plain = {key: value for key, value in values.items() if key not in _ROPE_KEYS}
-    local = plain if local_theta is None else {**plain, "rope_theta": local_theta}
-    by_type = values.get("rope_parameters")
-    if isinstance(by_type, Mapping) and isinstance(by_type.get("full_attention"), Mapping):
-        if not has_sliding:
-            return rope_from_hf({**values, "rope_parameters": by_type["full_attention"]}), None
-        if set(by_type) != {"full_attention", "sliding_attention"}:
-            raise ValueError(
-                f"rope_parameters must name full_attention and sliding_attention, got "
-                f"{', '.join(map(str, by_type))}."
-            )
-        return (
-            rope_from_hf({**values, "rope_parameters": by_type["full_attention"]}),
-            rope_from_hf({**local, "rope_parameters": by_type["sliding_attention"]}),
-        )
-    if local_theta is None or not has_sliding:
-        return rope_from_hf(values), None
-    return rope_from_hf(values), rope_from_hf(local)

@@ -96,8 +96,15 @@ class CausalLM:
 
     @property
     def max_len(self) -> int:
-        """Positions that the rotary table covers: the longest sequence this model can serve."""
-        return self.rotary.freqs_cis.shape[0]
+        """Tokens of the longest text that the rotary table covers, which this model can serve."""
+        return self.rotary.max_len
+
+    @property
+    def rope_switch_len(self) -> int | None:
+        """Tokens of the longest text with the first rotary frequencies. The positions of a longer
+        one are given to `forward` plus this number, keys that the cache holds included. None: all
+        texts have the same."""
+        return self.rotary.switch_len
 
     def parameters(self) -> list[torch.Tensor]:
         """Every weight once; a tied embedding is not counted again as the head."""
@@ -120,12 +127,16 @@ class CausalLM:
         """Logits of the rows asked for, in the serving dtype.
 
         input_ids, position_ids: [total_q] integers. kv_cache: where keys and values of these rows
-        are written and earlier ones read; None makes the rows one sequence from position 0.
+        are written and earlier ones read; None makes the rows one sequence from position 0, whose
+        rotary frequencies are those of its length.
         fwd: "decode" promises one row per request, "prefill" takes any ragged batch.
         logits_indices: [n] rows that need logits, None for all of them. Returns [n, vocab_size].
         """
         config, ops = self.config, self._layers
         eps = config.rms_norm_eps
+        switch_len = self.rope_switch_len
+        if kv_cache is None and switch_len is not None and input_ids.shape[0] > switch_len:
+            position_ids = position_ids + switch_len
         residual = ops.embedding(input_ids, self.embedding)
         if self._embedding_scale != 1.0:
             residual.mul_(self._embedding_scale)

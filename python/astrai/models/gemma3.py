@@ -16,9 +16,17 @@ __all__ = ["GEMMA3"]
 _LOCAL_THETA = 10000.0
 
 
+def _hf_fields(keys: Keys) -> Mapping[str, Any]:
+    return {**gemma_fields(keys), "context_is_scaled": True}
+
+
 def _gguf_fields(keys: Keys) -> Mapping[str, Any]:
     local_theta = keys.positive("rope.freq_base_swa", _LOCAL_THETA)
-    return {**gemma_gguf_fields(keys), "local_rope": RopeConfig(theta=local_theta)}
+    return {
+        **gemma_gguf_fields(keys),
+        "local_rope": RopeConfig(theta=local_theta),
+        "context_is_scaled": True,
+    }
 
 
 GEMMA3 = Family(
@@ -51,6 +59,6 @@ GEMMA3 = Family(
         "rope_theta": 1000000.0,
         "rope_local_base_freq": _LOCAL_THETA,
     },
-    hf_fields=gemma_fields,
+    hf_fields=_hf_fields,
     gguf_fields=_gguf_fields,
 )

@@ -50,19 +50,17 @@ def load_model(
     source: a Hugging Face folder, a GGUF file (either may begin with ~ or file://), a hub id
     (OWNER/NAME or OWNER/NAME@REVISION), or None for the default model, which is fetched on first
     use. progress: a bar on stderr while it is a terminal; "always" shows it anywhere. max_seq_len:
-    tokens to serve, at least 2; default and most the model's context.
+    tokens to serve, at least 2; default and most the model's context, RoPE scaling included.
     Raises ModelLoadError for files, ValueError for the other arguments."""
     began = time.perf_counter()
     resolved_device = resolve_device(device)
     resolved_dtype = resolve_dtype(dtype, resolved_device)
     path, checkpoint = open_checkpoint(source, bool(progress))
     config = checkpoint.config
-    max_len = config.max_position_embeddings if max_seq_len is None else max_seq_len
-    if not 2 <= max_len <= config.max_position_embeddings:
+    max_len = config.context_len if max_seq_len is None else max_seq_len
+    if not 2 <= max_len <= config.context_len:
         # Before anything of that length is made: a rotary table may be larger than the machine.
-        raise ValueError(
-            f"max_seq_len is {max_len}; this model takes 2 to {config.max_position_embeddings}"
-        )
+        raise ValueError(f"max_seq_len is {max_len}; {_context_limit(config)}")
     if resolved_device.type == "cpu":
         # One setting for both, so that OMP_NUM_THREADS and torch.set_num_threads reach _C as well.
         _C.cpu_threads(torch.get_num_threads())
@@ -95,6 +93,19 @@ def open_checkpoint(source: str | Path | None, progress: bool = True) -> tuple[P
     Arguments and errors are those of `load_model`."""
     path = locate_model(source, progress)
     return path, open_gguf(path) if path.is_file() else open_folder(path)
+
+
+def _context_limit(config: ModelConfig) -> str:
+    scaled, rope = "", config.rope
+    if config.context_len != config.max_position_embeddings:
+        scaled = (
+            f" (max_position_embeddings {config.max_position_embeddings}, RoPE scaling "
+            f"{rope.rope_type} by {rope.factor:g})"
+        )
+    return (
+        f"this model takes 2 to {config.context_len}{scaled}. A longer context needs RoPE scaling "
+        f"in the model's configuration (rope_scaling in config.json), as its authors advise."
+    )
 
 
 def _build(

@@ -45,6 +45,22 @@ class RopeConfig:
         """Dimensions of a head that rotate, the first ones."""
         return int(head_dim * self.partial_factor)
 
+    def context_len(self, max_position_embeddings: int) -> int:
+        """Tokens that these settings reach where max_position_embeddings is the context without
+        them (or, for yarn, with them): as the scalings' authors define their factors."""
+        if self.rope_type in ("linear", "dynamic"):
+            return int(max_position_embeddings * self.factor)
+        if self.rope_type == "yarn":
+            original = self.original_max_len or max_position_embeddings
+            return max(max_position_embeddings, int(original * self.factor))
+        return max_position_embeddings
+
+    def switch_len(self, max_position_embeddings: int) -> int | None:
+        """Tokens of the longest text with the first frequencies, where longer ones have others."""
+        if self.rope_type == "longrope":
+            return self.original_max_len or max_position_embeddings
+        return max_position_embeddings if self.rope_type == "dynamic" else None
+
     def check(self, head_dim: int) -> None:
         """Raises ValueError for settings that do not fit heads of this size."""
         rotary_dim = self.rotary_dim(head_dim)
@@ -67,22 +83,22 @@ class RopeConfig:
 
 
 def inverse_frequencies(
-    rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_len: int | None = None
+    rope: RopeConfig, head_dim: int, max_position_embeddings: int, text_len: int | None = None
 ) -> tuple[torch.Tensor, float]:
     """Angle per position of each rotated pair, and the factor on cos and sin.
 
-    max_position_embeddings: the model's context in tokens. max_len: longest sequence served, which
-    dynamic NTK and longrope look at. Returns (float32 [rotary_dim / 2], attention factor)."""
-    head_dim = rope.rotary_dim(head_dim)
+    max_position_embeddings: the model's context in tokens. text_len: tokens of the text, which
+    dynamic NTK and longrope look at; None: as many as have the first frequencies.
+    Returns (float32 [rotary_dim / 2], attention factor)."""
+    dim = rope.rotary_dim(head_dim)
     original = rope.original_max_len or max_position_embeddings
     theta = rope.theta
     if rope.rope_type == "dynamic":
-        # One table serves every length, so the base is the one for the longest sequence served
-        # (up to the trained context it is the plain base).
-        length = max(max_len or 0, max_position_embeddings)
+        # Bloc97, NTK-aware scaled RoPE, 2023, in the form that follows the length.
+        length = max(text_len or 0, max_position_embeddings)
         stretch = rope.factor * length / max_position_embeddings - (rope.factor - 1)
-        theta *= stretch ** (head_dim / (head_dim - 2))
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
+        theta *= stretch ** (dim / (dim - 2))
+    exponents = torch.arange(0, dim, 2, dtype=torch.int64).to(torch.float32) / dim
     inv_freq = 1.0 / (theta**exponents)
     scale = 1.0
     if rope.rope_type == "linear":
@@ -90,10 +106,9 @@ def inverse_frequencies(
     elif rope.rope_type == "llama3":
         inv_freq = _llama3(rope, inv_freq, original)
     elif rope.rope_type == "yarn":
-        inv_freq, scale = _yarn(rope, inv_freq, head_dim, original)
+        inv_freq, scale = _yarn(rope, inv_freq, dim, original)
     elif rope.rope_type == "longrope":
-        # One table serves every length, so the longest sequence served says which factors hold.
-        is_long = (max_len or max_position_embeddings) > original
+        is_long = text_len is not None and text_len > original
         factors = rope.long_factors if is_long else rope.short_factors
         assert factors is not None  # the readers have checked
         inv_freq = 1.0 / (torch.tensor(factors, dtype=torch.float32) * theta**exponents)
@@ -104,11 +119,16 @@ def inverse_frequencies(
 
 
 def cos_sin_table(
-    rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_len: int
+    rope: RopeConfig,
+    head_dim: int,
+    max_position_embeddings: int,
+    n_positions: int,
+    text_len: int | None = None,
 ) -> torch.Tensor:
-    """float32 [max_len, rotary_dim / 2, 2]: cos and sin of each pair's angle at each position."""
-    inv_freq, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, max_len)
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), inv_freq)
+    """float32 [n_positions, rotary_dim / 2, 2]: cos and sin of each pair's angle at each position
+    of a text of text_len tokens."""
+    inv_freq, scale = inverse_frequencies(rope, head_dim, max_position_embeddings, text_len)
+    angles = torch.outer(torch.arange(n_positions, dtype=torch.float32), inv_freq)
     return torch.stack((angles.cos() * scale, angles.sin() * scale), dim=-1)
 
 

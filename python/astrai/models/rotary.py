@@ -15,7 +15,12 @@ __all__ = ["RotaryEmbedding"]
 class RotaryEmbedding(nn.Module):
     """Interleaved rotary table, float32 whatever the model's dtype.
 
-    freqs_cis: float32 [max_len, rotary_dim / 2, 2], the pairs (cos, sin)."""
+    freqs_cis: float32 [n, rotary_dim / 2, 2], the pairs (cos, sin). Where texts longer than
+    switch_len tokens have frequencies of their own, theirs follow behind:
+
+        rows 0 .. switch_len - 1               positions of a text of up to switch_len tokens
+        rows switch_len .. switch_len + max_len - 1          positions of a longer text
+    """
 
     freqs_cis: torch.Tensor
 
@@ -26,18 +31,28 @@ class RotaryEmbedding(nn.Module):
         rope: RopeConfig | None = None,
         max_position_embeddings: int | None = None,
         device: torch.device | str = "cpu",
+        switch_len: int | None = None,
     ) -> None:
-        """head_dim: even. max_len: positions in the table. max_position_embeddings: the model's
-        trained context, max_len when not given."""
+        """head_dim: even. max_len: tokens of the longest text. max_position_embeddings: the model's
+        trained context, max_len when not given. switch_len: that of the model's other table, where
+        this one has none of its own. The attribute is None where no text can be longer."""
         super().__init__()
-        table = cos_sin_table(
-            rope or RopeConfig(), head_dim, max_position_embeddings or max_len, max_len
-        )
+        rope, context = rope or RopeConfig(), max_position_embeddings or max_len
+        switch_len = rope.switch_len(context) or switch_len
+        self.max_len = max_len
+        self.switch_len = switch_len if switch_len is not None and switch_len < max_len else None
+        if self.switch_len is None:
+            table = cos_sin_table(rope, head_dim, context, max_len)
+        else:
+            short = cos_sin_table(rope, head_dim, context, self.switch_len)
+            long = cos_sin_table(rope, head_dim, context, max_len, text_len=max_len)
+            table = torch.cat((short, long))
         self.register_buffer("freqs_cis", table.to(device), persistent=False)
 
     def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """position_ids: integers of any shape below max_len. Returns [*shape, rotary_dim / 2, 2]:
-        [total_q, ...] for packed positions, [batch, seq_len, ...] for two-dimensional ones."""
+        """position_ids: rows of the table, integers of any shape. Returns
+        [*shape, rotary_dim / 2, 2]: [total_q, ...] for packed positions, [batch, seq_len, ...] for
+        two-dimensional ones."""
         if position_ids.dim() == 1:
             return self.freqs_cis.index_select(0, position_ids)
         return self.freqs_cis[position_ids]

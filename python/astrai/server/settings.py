@@ -67,7 +67,11 @@ class ServerSettings:
         16, ENGINE, "requests that run at once", minimum=1, maximum=65536
     )
     max_seq_len: int | None = _setting(
-        None, ENGINE, "tokens of a prompt and its answer; left out: the model's context", minimum=2
+        None,
+        ENGINE,
+        "tokens of a prompt and its answer; left out: the model's context",
+        minimum=2,
+        aliases=("max_model_len",),
     )
     kv_mode: Literal["paged", "contiguous"] = _setting(
         "paged",

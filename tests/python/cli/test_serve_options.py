@@ -37,6 +37,11 @@ def test_values_keep_their_underscores() -> None:
     assert parse_settings(["--model=a_b"]).model == "a_b"
 
 
+def test_the_context_has_two_names(tmp_path: Path) -> None:
+    assert parse_settings(["--max-model-len", "64"]).max_seq_len == 64
+    assert parse_settings(["-c", write(tmp_path, "server: {max_model_len: 32}")]).max_seq_len == 32
+
+
 def test_explicit_flags_win_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "server:\n  port: 9000\n  host: 0.0.0.0\n  max_queue: 3\n")
     settings = parse_settings(["--config", path, "--port", "9001"])

@@ -23,6 +23,7 @@ from astrai.engine.scheduling_state import SchedulingState
 from astrai.engine.task import Task, TaskStatus
 
 VOCAB_SIZE = 11
+LONG = 5  # where the numbers of a long text begin
 _PRIME = 1_000_003
 
 
@@ -31,15 +32,18 @@ def chain(number: int, token_id: int) -> int:
     return (number * 31 + token_id + 1) % _PRIME
 
 
-def expected_output(prompt_ids: list[int], n_tokens: int) -> list[int]:
-    """What a request generates, whoever runs beside it."""
-    number = 0
-    for token_id in prompt_ids:
-        number = chain(number, token_id)
-    output = []
+def expected_output(
+    prompt_ids: list[int], n_tokens: int, switch_len: int | None = None
+) -> list[int]:
+    """What a request generates, whoever runs beside it. Texts of more than switch_len tokens have
+    other numbers from the first token on."""
+    output: list[int] = []
     for _ in range(n_tokens):
+        ids = prompt_ids + output
+        number = 0 if switch_len is None or len(ids) <= switch_len else LONG
+        for token_id in ids:
+            number = chain(number, token_id)
         output.append(number % VOCAB_SIZE)
-        number = chain(number, output[-1])
     return output
 
 
@@ -61,9 +65,13 @@ class Simulator:
         prefill_chunk: int | None,
         is_ahead: bool = False,
         pace: ItlPace | None = None,
+        switch_len: int | None = None,
     ) -> None:
         self.pool = pool
-        self.state: SchedulingState[SimTask] = SchedulingState(pool, prefill_chunk, pace)
+        self.state: SchedulingState[SimTask] = SchedulingState(
+            pool, prefill_chunk, pace, switch_len
+        )
+        self.switch_len = switch_len
         self.random = random.Random(seed)
         self.prefill_chunk = prefill_chunk
         self.memory = np.full(pool.n_tokens + 1, -1, np.int64)
@@ -131,7 +139,12 @@ class Simulator:
         """Compute a group on the pretended device."""
         token_ids = []
         for i, task in enumerate(group.tasks):
-            number = self._forward(task, group.starts[i], group.q_lens[i], i < group.n_decode)
+            offset = 0 if group.rope_offsets is None else group.rope_offsets[i]
+            assert offset in (0, self.switch_len)
+            first = LONG if offset else 0
+            number = self._forward(
+                task, group.starts[i], group.q_lens[i], i < group.n_decode, first
+            )
             if i < group.n_sampled:
                 token_ids.append(number % VOCAB_SIZE)
                 self.last_ids[task.req_idx] = token_ids[-1]
@@ -165,7 +178,7 @@ class Simulator:
         """Every task that ran to its end has generated exactly what it generates alone."""
         cut_short = {id(task) for task in self.cancelled + self.out_of_room}
         for task in self.tasks:
-            expected = expected_output(task.prompt_ids, task.n_wanted)
+            expected = expected_output(task.prompt_ids, task.n_wanted, self.switch_len)
             if id(task) in cut_short:
                 expected = expected[: len(task.output_ids)]
             assert task.output_ids == expected, task.task_id
@@ -174,14 +187,14 @@ class Simulator:
         assert self.pool.n_free_rows == self.pool.max_batch_size
         assert self.pool.n_held_pages == 0
 
-    def _forward(self, task: SimTask, start: int, q_len: int, is_decoding: bool) -> int:
+    def _forward(self, task: SimTask, start: int, q_len: int, is_decoding: bool, first: int) -> int:
         tokens = self.pool.tokens(task.req_idx)[start : start + q_len]
         assert len(tokens) == q_len, f"{task.task_id} has no tokens up to {start + q_len}"
         if is_decoding:
             assert tokens in ([self.last_ids[task.req_idx]], [-1])
             tokens = [int(self.last_ids[task.req_idx])]
         slots = self.table[task.req_idx]
-        number = int(self.memory[slots[start - 1]]) if start else 0
+        number = int(self.memory[slots[start - 1]]) if start else first
         assert number >= 0, f"{task.task_id} reads a slot that nobody has written"
         for position, token_id in enumerate(tokens, start):
             number = chain(number, token_id)

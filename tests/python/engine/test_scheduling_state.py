@@ -62,6 +62,31 @@ def test_every_task_generates_what_it_generates_alone(
     assert (simulator.n_wasted > 0) is is_ahead
 
 
+@pytest.mark.parametrize("pool_name", POOLS)
+@pytest.mark.parametrize("prefill_chunk", [5, None])
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_that_outgrows_its_keys_is_computed_again(
+    pool_name: str, prefill_chunk: int | None, is_ahead: bool, seed: int
+) -> None:
+    pool = POOLS[pool_name]()
+    longest = min(pool.max_seq_len, pool.n_tokens) // 2
+    simulator = Simulator(pool, seed, prefill_chunk, is_ahead, switch_len=longest)
+    rng = simulator.random
+    for _ in range(40):
+        for _ in range(rng.randrange(3)):
+            prompt_ids = random_prompt(simulator, longest + 4)
+            room = generation_room(pool, len(prompt_ids))
+            simulator.submit(prompt_ids, rng.randint(1, min(room, longest)))
+        simulator.step()
+    simulator.run()
+    simulator.check_outputs()
+    simulator.check_all_given_back()
+    assert not simulator.out_of_room, "every task was clamped to the room"
+    crossed = [t for t in simulator.tasks if len(t.prompt_ids) <= longest < len(t.token_ids)]
+    assert crossed, "no text became a long one"
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_mix_of_events_ends_with_right_outputs_and_an_empty_pool(
@@ -72,7 +97,9 @@ def test_any_mix_of_events_ends_with_right_outputs_and_an_empty_pool(
     n_rows = data.draw(st.integers(1, 5), label="n_rows")
     pool = _C.PagePool(n_rows, 48, page_size, n_pages * page_size)
     chunk = data.draw(st.one_of(st.none(), st.integers(1, 9)), label="prefill_chunk")
-    simulator = Simulator(pool, 0, chunk, data.draw(st.booleans(), label="is_ahead"))
+    is_ahead = data.draw(st.booleans(), label="is_ahead")
+    switch_len = data.draw(st.one_of(st.none(), st.integers(1, 14)), label="switch_len")
+    simulator = Simulator(pool, 0, chunk, is_ahead, switch_len=switch_len)
     for _ in range(data.draw(st.integers(1, 25), label="n_events")):
         event = data.draw(st.sampled_from(["submit", "submit", "step", "step", "cancel"]))
         if event == "submit":

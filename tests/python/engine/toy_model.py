@@ -39,6 +39,7 @@ class ToyModel:
     on_forward: Callable[[], None] = lambda: None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    rope_switch_len: int | None = None
     n_forwards: int = 0
 
     def parameters(self) -> list[torch.Tensor]:

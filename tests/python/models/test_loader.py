@@ -172,6 +172,17 @@ def test_max_seq_len_sets_the_positions_served(tmp_path: Path) -> None:
             load(tmp_path, max_seq_len=outside)
 
 
+def test_rope_scaling_sets_how_long_texts_may_be(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
+    change_json(tmp_path / "config.json", rope_parameters=yarn)
+    assert load(tmp_path).model.max_len == 512
+    assert load(tmp_path, max_seq_len=512).model.max_len == 512
+    limit = r"takes 2 to 512 .*max_position_embeddings 128, RoPE scaling yarn by 4.*rope_scaling"
+    with pytest.raises(ValueError, match=limit):
+        load(tmp_path, max_seq_len=513)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
