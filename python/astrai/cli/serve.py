@@ -6,7 +6,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,8 +174,17 @@ def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]
         max_queue=settings.max_queue,
         chat_template=loaded.chat_template,
         end_ids=loaded.end_ids,
+        sampling_defaults=_sampling_defaults(settings, loaded),
     )
     return loaded, engine
+
+
+def _sampling_defaults(settings: ServerSettings, loaded: LoadedModel) -> Mapping[str, float]:
+    if settings.generation_config == "none":
+        return {}
+    from astrai.models.generation_config import check_sampling
+
+    return check_sampling(loaded.sampling, loaded.source)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ def summary(
             ),
             ("KV cache", _kv_cache(engine)),
         ]
+        if settings.generation_config == "auto":
+            rows.append(("sampling", _sampling(engine)))
         if engine.ledger is not None:
             rows.append(("memory", "; ".join(engine.ledger.lines())))
     keys = len(settings.api_keys)
@@ -65,6 +67,13 @@ def _text(loaded: LoadedModel) -> str:
     if loaded.chat_template is None:
         return "tokenizer, no chat template: /v1/completions only"
     return "tokenizer and chat template"
+
+
+def _sampling(engine: InferenceEngine) -> str:
+    given = ", ".join(f"{name} {value:g}" for name, value in engine.sampling_defaults.items())
+    if not given:
+        return "generation_config.json gives no defaults"
+    return f"{given} where a request gives none (generation_config.json)"
 
 
 def _kv_cache(engine: InferenceEngine) -> str:

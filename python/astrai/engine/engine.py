@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +69,7 @@ class InferenceEngine:
         end_ids: tuple[int, ...] = (),
         grammar_limits: GrammarLimits | None = None,
         gpu_memory_utilization: float = 0.9,
+        sampling_defaults: Mapping[str, float] | None = None,
         after_step: Callable[[], None] | None = None,
     ) -> None:
         """Start serving; the scheduler's thread runs when this returns.
@@ -84,7 +85,9 @@ class InferenceEngine:
         that can be foretold (see `ItlPace`). max_queue: requests that may wait beside the running
         ones. end_ids: ids that end a text. grammar_limits: what a
         request's grammar may cost. gpu_memory_utilization: share of a card's memory that may be in
-        use, the pool included. after_step: see `InferenceScheduler`.
+        use, the pool included. sampling_defaults: what a server takes for fields of
+        `SamplingParams` that a request does not name, where that is not its own. after_step: see
+        `InferenceScheduler`.
         Raises ValueError naming an option out of its range, NotEnoughMemoryError (a ValueError)
         for limits that the card cannot hold.
         """
@@ -123,6 +126,7 @@ class InferenceEngine:
         self.config = config
         self.prefill_chunk = prefill_chunk
         self.max_seq_len = max_seq_len if max_seq_len is not None else context_len
+        self.sampling_defaults: Mapping[str, float] = sampling_defaults or {}
         self._default_backend = None if backend is None else attn_backend(backend)
         check_share("gpu_memory_utilization", gpu_memory_utilization)
         self.ledger: MemoryLedger | None = None  # of a pool on a GPU that was made here

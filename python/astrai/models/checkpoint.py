@@ -13,8 +13,8 @@ from typing import TypeVar
 from astrai.models.config import ModelConfig
 from astrai.models.config_gguf import RopeVectors, config_from_gguf
 from astrai.models.config_hf import config_from_hf
-from astrai.models.config_keys import token_ids
 from astrai.models.errors import ModelLoadError
+from astrai.models.generation_config import read_generation_config
 from astrai.models.gguf_parts import GGUFParts
 from astrai.models.registry import family_named, family_of_gguf
 from astrai.models.renamed_weights import RenamedSource
@@ -47,6 +47,7 @@ class Checkpoint:
     format: str  # "safetensors" or "gguf"
     # Tensors that text does not need, by module: they are not loaded.
     left_out: Mapping[str, int] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -69,19 +70,22 @@ def open_folder(folder: Path) -> Checkpoint:
     tokenizer = _naming(
         None, lambda: tokenizer_from_folder(folder, config.vocab_size, config.bos_token_id)
     )
-    generation_ids: tuple[int, ...] = ()
-    path = folder / "generation_config.json"
-    if path.is_file():
-        value = read_json_object(path).get("eos_token_id")
-        generation_ids = _naming(path, lambda: token_ids(value, "eos_token_id"))
+    generation = read_generation_config(folder)
     found = _naming(None, lambda: template_sources(folder))
     template = None
     if found is not None:
         path, sources = found
         template = _naming(path, lambda: ChatTemplate(sources, special_tokens_of(folder)))
-    ends = [*config.eos_token_ids, *generation_ids, *(tokenizer.eos_ids if tokenizer else ())]
+    ends = [*config.eos_token_ids, *generation.end_ids, *(tokenizer.eos_ids if tokenizer else ())]
     return Checkpoint(
-        config, weights, tokenizer, template, _in_vocabulary(ends, config), "safetensors", left_out
+        config,
+        weights,
+        tokenizer,
+        template,
+        _in_vocabulary(ends, config),
+        "safetensors",
+        left_out,
+        generation.sampling,
     )
 
 

@@ -30,15 +30,21 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise ValueError("architectures must be a list that names one, such as LlamaForCausalLM.")
-    family = family_of_hf(architectures[0])
-    values = {**family.hf_defaults, **_text_values(config)}
+    try:
+        family = family_of_hf(architectures[0])
+    except ValueError as error:
+        if "auto_map" not in config:
+            raise
+        raise ValueError(f"{error} Code of its own (auto_map) is never run.") from None
+    text = _text_values(config)
+    values = {**family.hf_defaults, **text}
     keys = Keys(values)
     if config.get("quantization_config"):
         raise ValueError("quantization_config: quantised folders are not supported; use GGUF.")
     hidden_size, n_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
     attention_bias = keys.flag(family.hf_bias_key)
     window, pattern = _windows(keys, family)
-    rope, local_rope = ropes_from_hf(config, family.hf_defaults, any(pattern))
+    rope, local_rope = ropes_from_hf(text, family.hf_defaults, any(pattern))
     return ModelConfig(
         architecture=family.name,
         vocab_size=keys.size("vocab_size"),

@@ -31,6 +31,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None  # None: token ids only
     chat_template: ChatTemplate | None
     end_ids: tuple[int, ...]
+    sampling: Mapping[str, float]  # defaults of generation_config.json, see `check_sampling`
     source: str  # the folder or file it came from
     summary: Mapping[str, Any]  # format, n_parameters, weight_bytes, left_out, ...
     device: torch.device
@@ -80,6 +81,7 @@ def load_model(
         tokenizer=checkpoint.tokenizer,
         chat_template=checkpoint.chat_template,
         end_ids=checkpoint.end_ids,
+        sampling=checkpoint.sampling,
         source=str(path),
         summary=summary,
         device=resolved_device,

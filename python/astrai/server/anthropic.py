@@ -46,6 +46,7 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=min(request.top_k, engine.vocab_size),
+            repetition_penalty=request.repetition_penalty,
             max_tokens=min(request.max_tokens, engine.max_seq_len),
         )
         stops = stop_strings(request.stop_sequences, engine, "stop_sequences")

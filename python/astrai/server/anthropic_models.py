@@ -17,6 +17,7 @@ from astrai.server.fields import (
     Nullable,
     Positive,
     Probability,
+    RepetitionPenalty,
     RequestModel,
     StopList,
     Temperature,
@@ -96,6 +97,7 @@ class MessagesRequest(CountTokensRequest, GenerationModel):
     temperature: Nullable[Temperature] = 1.0
     top_p: Nullable[Probability] = 1.0
     top_k: Nullable[TopK] = 50
+    repetition_penalty: Nullable[RepetitionPenalty] = 1.0
     stream: Nullable[bool] = False
     stop_sequences: StopList | None = None
     metadata: dict[str, Any] | None = None

@@ -17,6 +17,7 @@ from astrai.engine import (
 )
 from astrai.engine import errors as engine_errors
 from astrai.server.errors import ApiError
+from astrai.server.fields import GenerationModel
 from astrai.server.inspector_feed import InspectorFeed
 from astrai.server.settings import ServerSettings
 from astrai.server.structured_output import grammar_refusal
@@ -24,6 +25,7 @@ from astrai.server.text_link import TextLink
 from astrai.structured import Grammar
 
 T = TypeVar("T")
+Body = TypeVar("Body", bound=GenerationModel)
 # Batches of (choice index, event): everything that was ready when the consumer asked.
 EventBatches = AsyncGenerator[list[tuple[int, TokenEvent]], None]
 
@@ -82,6 +84,16 @@ class EngineLink(TextLink):
                 break
         with suppress(ApiError, ImportError):  # a request with a grammar will be told
             await self.compile_grammar(Grammar.json_object(), "response_format")
+
+    def fill_in(self, body: Body) -> Body:
+        """The request with the model's own defaults of sampling where it names no value."""
+        given = body.model_fields_set
+        missing = {
+            name: value
+            for name, value in self.engine.sampling_defaults.items()
+            if name not in given and name in type(body).model_fields
+        }
+        return body.model_copy(update=missing) if missing else body
 
     def deadline_at(self, deadline_ms: int | None, age_s: float) -> float | None:
         """When a request that arrived age_s ago has to end, by the loop's clock; None for never.

@@ -285,7 +285,7 @@ async def serve_protocol(
     engine = require_engine(request)
     watch = DisconnectWatch(request.receive)
     record = access_record(request)
-    handler = ProtocolHandler(body, engine, builder, record.seconds())
+    handler = ProtocolHandler(engine.fill_in(body), engine, builder, record.seconds())
     streaming = False
     try:
         response = await handler.handle(watch)

@@ -251,7 +251,7 @@ def _sampling(request: ResponsesRequest) -> dict[str, Any]:
         name: getattr(request, name)
         for name in (
             *("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty"),
-            *("seed", "stop", "stream", "user"),
+            *("repetition_penalty", "seed", "stop", "stream", "user"),
         )
     }
     return {

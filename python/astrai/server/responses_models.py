@@ -18,6 +18,7 @@ from astrai.server.fields import (
     Penalty,
     Positive,
     Probability,
+    RepetitionPenalty,
     RequestModel,
     Seed,
     Stop,
@@ -151,6 +152,7 @@ class ResponsesRequest(InputFields):
     temperature: Nullable[Temperature] = 1.0
     top_p: Nullable[Probability] = 1.0
     top_k: Nullable[TopK] = 50
+    repetition_penalty: Nullable[RepetitionPenalty] = 1.0
     top_logprobs: TopLogprobs | None = None
     presence_penalty: Nullable[Penalty] = 0.0
     frequency_penalty: Nullable[Penalty] = 0.0

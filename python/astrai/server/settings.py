@@ -56,6 +56,12 @@ class ServerSettings:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = _setting(
         "auto", MODEL, "type of weights and KV cache; auto: what the device multiplies fastest"
     )
+    generation_config: Literal["none", "auto"] = _setting(
+        "none",
+        MODEL,
+        "auto: temperature, top_p, top_k and repetition_penalty of the model's "
+        "generation_config.json where a request gives none",
+    )
     tool_parser: Literal[
         "auto", "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "json"
     ] = _setting("auto", MODEL, "form of the model's tool calls; auto: as its chat template says")

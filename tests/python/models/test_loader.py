@@ -14,6 +14,7 @@ import torch
 from toy_models import llama, write_gguf
 
 from astrai.models import ModelLoadError, device, load_model, loader
+from astrai.models.generation_config import check_sampling
 from astrai.text import encode_chat
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
@@ -71,6 +72,30 @@ def test_end_ids_are_those_of_every_file_that_names_them(tmp_path: Path) -> None
     change_json(tmp_path / "config.json", eos_token_id=[2, 5])
     change_json(tmp_path / "generation_config.json", eos_token_id=[5, 7, 900])
     assert set(load(tmp_path).end_ids) == {0, 2, 5, 7}  # 900 is beyond the vocabulary
+
+
+def test_sampling_defaults_are_those_of_generation_config(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    path = tmp_path / "generation_config.json"
+    change_json(path, temperature=1, top_k=20, top_p=None, do_sample=True, max_length=9)
+    loaded = load(tmp_path)
+    assert dict(loaded.sampling) == {"temperature": 1, "top_k": 20}
+    checked = check_sampling(loaded.sampling, loaded.source)
+    assert checked == {"temperature": 1.0, "top_k": 20}
+    assert isinstance(checked["temperature"], float)
+    path.unlink()
+    assert dict(load(tmp_path).sampling) == {}
+
+
+@pytest.mark.parametrize("bad", [{"temperature": 9}, {"top_k": 1.5}, {"top_p": "x"}])
+def test_a_sampling_default_out_of_range_matters_once_it_is_used(
+    tmp_path: Path, bad: dict[str, Any]
+) -> None:
+    llama().save_pretrained(tmp_path)
+    change_json(tmp_path / "generation_config.json", **bad)
+    loaded = load(tmp_path)
+    with pytest.raises(ModelLoadError, match=rf"generation_config\.json: {next(iter(bad))}"):
+        check_sampling(loaded.sampling, loaded.source)
 
 
 def test_a_gguf_file_is_found_by_its_name_or_its_folder(tmp_path: Path) -> None:
@@ -134,6 +159,20 @@ def test_an_unknown_architecture_is_named_with_those_known(tmp_path: Path) -> No
     change_json(tmp_path / "config.json", architectures=["GPT2LMHeadModel"])
     with pytest.raises(ModelLoadError, match=r"config\.json.*GPT2LMHeadModel.*LlamaForCausalLM"):
         load(tmp_path)
+
+
+def test_code_beside_a_model_is_never_run(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    marker = tmp_path / "executed"
+    (tmp_path / "modeling.py").write_text(f"open({str(marker)!r}, 'w')")
+    config = tmp_path / "config.json"
+    code = {"AutoModelForCausalLM": "modeling.OwnForCausalLM"}
+    change_json(config, auto_map=code, trust_remote_code=True)
+    load(tmp_path)  # the architecture is one of ours
+    change_json(config, architectures=["OwnForCausalLM"])
+    with pytest.raises(ModelLoadError, match=r"OwnForCausalLM.*auto_map.*never run"):
+        load(tmp_path)
+    assert not marker.exists()
 
 
 def test_sizes_that_belie_the_weights_allocate_nothing(tmp_path: Path) -> None:

@@ -286,8 +286,10 @@ class FakeEngine:
         has_template: bool = True,
         template: str = TEMPLATE,
         max_seq_len: int = MAX_SEQ_LEN,
+        sampling_defaults: dict[str, float] | None = None,
     ) -> None:
         self.script = FakeScript()
+        self.sampling_defaults = sampling_defaults or {}
         self.tokenizer = make_tokenizer() if has_tokenizer else None
         self.chat_template = ChatTemplate(template) if has_template and has_tokenizer else None
         self.config = SimpleNamespace(vocab_size=VOCAB_SIZE)
