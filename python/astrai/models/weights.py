@@ -7,6 +7,7 @@ which are those of Hugging Face checkpoints. `expected_shapes` lists what a Mode
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -17,7 +18,15 @@ from astrai.models.expert_weights import expert_parts, router_sizes
 from astrai.models.families import Family, LayerNames
 from astrai.models.registry import family_named
 
-__all__ = ["WeightSource", "check_weights", "expected_shapes", "interleaved_rows", "layer_prefix"]
+__all__ = [
+    "WeightSource",
+    "check_weights",
+    "expected_shapes",
+    "interleaved_rows",
+    "is_ignored",
+    "layer_prefix",
+    "not_finite",
+]
 
 
 class WeightSource(Protocol):
@@ -43,7 +52,8 @@ class WeightSource(Protocol):
         self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None
     ) -> None:
         """Write a tensor into `out`, of the same shape, in out's dtype and on out's device.
-        row_index: int64 on out's device, row r of the file goes to row row_index[r] of out."""
+        row_index: int64 on out's device, row r of the file goes to row row_index[r] of out.
+        Raises ModelLoadError, see `not_finite`, for a NaN or an infinity."""
         ...
 
 
@@ -140,13 +150,26 @@ def check_weights(config: ModelConfig, source: WeightSource) -> None:
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")  # some checkpoints store the tied matrix twice
     for name in sorted(unused):
-        if not name.endswith("rotary_emb.inv_freq"):  # a table that old checkpoints carry
+        if not is_ignored(name):
             raise ModelLoadError(
                 source.where(name),
                 f"tensor {name!r} has no place in a {config.architecture} model of "
                 f"{config.n_layers} layers.",
                 "Use the configuration that was saved with these weights.",
             )
+
+
+def is_ignored(name: str) -> bool:
+    """Is this a table that old checkpoints carry beside their weights?"""
+    return name.endswith("rotary_emb.inv_freq")
+
+
+def not_finite(where: str | Path, name: str, dtype: torch.dtype) -> ModelLoadError:
+    """The error of a tensor that holds NaN or infinity once it is in the serving dtype."""
+    remedy = "The checkpoint is damaged, or its training failed: fetch it again."
+    if dtype == torch.float16:
+        remedy += " Values beyond 65504 leave float16's range: try --dtype bfloat16."
+    return ModelLoadError(where, f"tensor {name!r} holds NaN or infinite values.", remedy)
 
 
 def interleaved_rows(n_heads: int, head_dim: int, rotary_dim: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Weights of a Hugging Face folder: model.safetensors, or shards named by an index file.
 
-The `safetensors` package checks headers and maps the files; pickles are never opened."""
+Files are memory-mapped and pickles never opened."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from astrai.models.errors import ModelLoadError
+from astrai.models.safetensors_file import SafetensorsFile
+from astrai.models.tensor_copy import StagedCopier, copy_on_cpu
+from astrai.models.weights import is_ignored, not_finite
 
 __all__ = ["SafetensorsSource", "read_json_object"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Mapped pages count as this process's memory until the map goes, so it goes now and then.
+# Mapped pages count as this process's memory until they are dropped, so they are now and then.
 _MAPPED_BYTES = 64 << 20
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsSource:
-    """`WeightSource` over the safetensors files of a folder. Single-threaded."""
+    """`WeightSource` over the safetensors files of a folder."""
 
     def __init__(
         self, folder: Path, rows_interleaved: bool = False, norm_offset: float = 0.0
@@ -46,14 +47,12 @@ class SafetensorsSource:
         self.rows_interleaved = rows_interleaved
         self.norm_offset = norm_offset
         self._folder = folder
-        self._file_of: dict[str, Path] = {}
-        self._open: tuple[Path, Any] | None = None
-        self._mapped_bytes = 0  # read through the open file so far
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._bytes: dict[str, int] = {}
+        self._file_of: dict[str, SafetensorsFile] = {}
+        self._copier: StagedCopier | None = None  # to a GPU
+        self._mapped_bytes = 0  # read since pages were dropped
         index = folder / _INDEX
         if (folder / _SINGLE).is_file():
-            self._read_header(folder / _SINGLE, None)
+            self._add(SafetensorsFile(folder / _SINGLE))
         elif index.is_file():
             self._read_index(index)
         else:
@@ -70,36 +69,32 @@ class SafetensorsSource:
         return set(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
+        return self._file_of[name].tensors[name].shape
 
     def n_bytes(self, name: str) -> int:
-        return self._bytes[name]
+        return self._file_of[name].tensors[name].n_bytes
 
     def where(self, name: str | None = None) -> str:
-        return str(self._folder if name is None else self._file_of[name])
+        return str(self._folder if name is None else self._file_of[name].path)
 
     def copy_into(
         self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None
     ) -> None:
-        tensor = self._handle(self._file_of[name]).get_tensor(name)
-        if row_index is None:
-            out.copy_(tensor)
+        file = self._file_of[name]
+        source = file.view(name)
+        if out.device.type == "cpu":
+            is_sound = copy_on_cpu(source, out, row_index)
         else:
-            out.index_copy_(0, row_index, tensor.to(out.device, out.dtype))
-        self._mapped_bytes += self._bytes[name]
+            if self._copier is None:
+                self._copier = StagedCopier(out.device)
+            is_sound = self._copier.copy(source, out, row_index)
+        if not is_sound:
+            raise not_finite(file.path, name, out.dtype)
+        self._mapped_bytes += source.nbytes
         if self._mapped_bytes >= _MAPPED_BYTES:
-            self._open, self._mapped_bytes = None, 0
-
-    def _handle(self, path: Path) -> Any:
-        """The open file, one at a time."""
-        if self._open is None or self._open[0] != path:
-            try:
-                self._open = (path, safe_open(path, framework="pt", device="cpu"))
-            except (OSError, SafetensorError) as error:
-                raise ModelLoadError(
-                    path, f"cannot be read as safetensors: {error}.", "Fetch it again."
-                ) from error
-        return self._open[1]
+            self._mapped_bytes = 0
+            for mapped in {id(file): file for file in self._file_of.values()}.values():
+                mapped.forget_pages()
 
     def _read_index(self, index: Path) -> None:
         weight_map = read_json_object(index).get("weight_map")
@@ -122,29 +117,32 @@ class SafetensorsSource:
                     f"is missing; {index.name} says it holds {min(names)!r}.",
                     "Download every shard of the model.",
                 )
-            self._read_header(path, names)
+            file = SafetensorsFile(path)
+            _compare(file, names)
+            self._add(file)
 
-    def _read_header(self, path: Path, promised: set[str] | None) -> None:
-        """Note the tensors of one file. promised: what the index says is in it."""
-        handle = self._handle(path)
-        present = set(handle.keys())
-        for name in sorted((promised or set()) - present):
-            raise ModelLoadError(
-                path,
-                f"does not hold tensor {name!r}, although {_INDEX} says so.",
-                "Fetch it again.",
-            )
-        for name in present:
+    def _add(self, file: SafetensorsFile) -> None:
+        for name in file.tensors:
             if name in self._file_of:
-                raise ModelLoadError(path, f"tensor {name!r} is also in {self._file_of[name]}.")
-            view = handle.get_slice(name)
-            dtype, shape = view.get_dtype(), tuple(view.get_shape())
-            if dtype not in _DTYPE_BYTES:
                 raise ModelLoadError(
-                    path,
-                    f"tensor {name!r} has dtype {dtype}; F32, F16, BF16 and F64 are read.",
-                    "Use an unquantised checkpoint or a GGUF file.",
+                    file.path, f"tensor {name!r} is also in {self._file_of[name].path}."
                 )
-            self._file_of[name] = path
-            self._shapes[name] = shape
-            self._bytes[name] = _DTYPE_BYTES[dtype] * int(torch.Size(shape).numel())
+            self._file_of[name] = file
+
+
+def _compare(file: SafetensorsFile, promised: set[str]) -> None:
+    """Raises ModelLoadError where a shard does not hold what the index says."""
+    missing = promised - file.tensors.keys()
+    if missing:
+        raise ModelLoadError(
+            file.path,
+            f"does not hold tensor {min(missing)!r}, although {_INDEX} says so.",
+            "Fetch it again.",
+        )
+    unnamed = {name for name in file.tensors.keys() - promised if not is_ignored(name)}
+    if unnamed:
+        raise ModelLoadError(
+            file.path,
+            f"holds tensor {min(unnamed)!r}, which {_INDEX} does not place there.",
+            "Fetch both again.",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +211,44 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
     assert "[64, 96]" in message
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "model.layers.0.input_layernorm.weight",
+        "lm_head.weight",
+    ],
+)
+def test_a_tensor_with_a_value_that_is_not_finite_is_named(
+    tmp_path: Path, name: str, bad: float
+) -> None:
+    rewrite(saved(tmp_path), lambda tensors: tensors[name].view(-1).__setitem__(-1, bad))
+    message = refused(tmp_path)
+    assert f"model.safetensors: tensor '{name}' holds NaN or infinite values" in message
+    assert "float16" not in message
+
+
+def test_a_value_beyond_float16_says_which_dtype_holds_it(tmp_path: Path) -> None:
+    name = "model.norm.weight"
+    rewrite(saved(tmp_path), lambda tensors: tensors[name].fill_(70000.0))
+    with pytest.raises(ModelLoadError, match="--dtype bfloat16"):
+        our_logits(tmp_path, "float16")
+    our_logits(tmp_path, "bfloat16")
+
+
+def test_tensors_may_begin_at_any_byte(tmp_path: Path) -> None:
+    path = saved(tmp_path) / "model.safetensors"
+    expected = our_logits(tmp_path)
+    raw = path.read_bytes()
+    n_header = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + n_header].rstrip() + b" " * (1 + -len(raw[8 : 8 + n_header].rstrip()) % 2)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + n_header :])
+    assert torch.equal(our_logits(tmp_path), expected)
+
+
 def test_an_integer_tensor_is_refused(tmp_path: Path) -> None:
     name = "model.norm.weight"
     rewrite(
@@ -253,6 +292,24 @@ def test_an_index_entry_that_lies_is_named(tmp_path: Path) -> None:
     assert shards[1] in message
 
 
+def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path: Path) -> None:
+    path, index = sharded(tmp_path)
+    shards = list(index["weight_map"].values())
+    name = next(n for n, shard in index["weight_map"].items() if shards.count(shard) > 1)
+    shard = index["weight_map"].pop(name)
+    path.write_text(json.dumps(index))
+    message = refused(tmp_path)
+    assert f"{shard}: holds tensor '{name}', which" in message
+
+
+def test_a_table_that_old_shards_carry_needs_no_entry(tmp_path: Path) -> None:
+    _, index = sharded(tmp_path)
+    path = tmp_path / index["weight_map"]["model.norm.weight"]
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    save_file({**load_file(path), **extra}, path)
+    assert our_logits(tmp_path).isfinite().all()
+
+
 @pytest.mark.parametrize("file_name", ["../../etc/passwd", "/etc/passwd", 7, "a/b.safetensors"])
 def test_an_index_cannot_point_out_of_the_folder(tmp_path: Path, file_name: Any) -> None:
     path, index = sharded(tmp_path)
@@ -274,6 +331,28 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
     message = refused(tmp_path)
     assert "pickled" in message
     assert "convert" in message
+
+
+class _Bomb:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pickle_is_not_executed_whatever_its_name(tmp_path: Path, name: str) -> None:
+    saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    marker = tmp_path / "executed"
+    (tmp_path / name).write_bytes(pickle.dumps(_Bomb(marker)))
+    refused(tmp_path)
+    assert not marker.exists()
+    pickle.loads(pickle.dumps(_Bomb(marker)))
+    assert marker.exists(), "the bomb is none"
 
 
 def test_a_gguf_without_a_needed_tensor_is_named(tmp_path: Path) -> None:
