@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import pytest
 import torch
+from engine_ids import greedy_ids
 from safetensors.torch import load_file, save_file
 from toy_models import (
     gemma2,
@@ -29,9 +29,8 @@ from toy_models import (
 )
 from transformers import PreTrainedModel
 
-from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
+from astrai.engine import InferenceEngine
 from astrai.models import LoadedModel, ModelLoadError, load_model
-from astrai.sampling import SamplingParams
 
 TOLERANCE = 1e-4  # float32 sums in another order, on logits of size 10
 N_PAIRS = 8  # of a head of 16 dimensions
@@ -140,22 +139,6 @@ def reference_ids(name: str) -> list[list[int]]:
     return texts
 
 
-def greedy(engine: InferenceEngine, prompts: list[list[int]]) -> list[list[int]]:
-    """N_NEW greedy ids of each prompt, all submitted at once."""
-    arrived: Queue[list[TokenEvent]] = Queue()
-    params = SamplingParams(temperature=0, max_tokens=N_NEW, ignore_eos=True)
-    requests = [GenerationRequest(prompt, params, every_token=True) for prompt in prompts]
-    names = [engine.client.submit(request, arrived.put) for request in requests]
-    texts: dict[str, list[int]] = {name: [] for name in names}
-    n_finished = 0
-    while n_finished < len(prompts):
-        for event in arrived.get(timeout=60):
-            assert event.finish_reason in (None, "length"), event
-            texts[event.request_id] += event.token_ids
-            n_finished += event.finish_reason is not None
-    return [texts[name] for name in names]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name: str, loaded: Callable[[str], LoadedModel]) -> None:
     model = loaded(name).model
@@ -174,8 +157,8 @@ def test_greedy_ids_are_those_of_transformers(
     model = loaded(name)
     expected = reference_ids(name)
     with InferenceEngine(model.model, None, end_ids=(), **MODES[mode]) as engine:
-        assert [greedy(engine, [prompt])[0] for prompt in PROMPTS] == expected
-        assert greedy(engine, PROMPTS) == expected
+        assert [greedy_ids(engine, [prompt], N_NEW)[0] for prompt in PROMPTS] == expected
+        assert greedy_ids(engine, PROMPTS, N_NEW) == expected
         if "paged" in mode:
             assert engine.get_stats()["prefix_hit_tokens"] > 0  # type: ignore[operator]
 
