@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +31,20 @@ def summary(
         rows += [
             (
                 "model",
-                f"{Path(loaded.source).stem} ({facts['architecture']}, {facts['format']}): "
-                f"{facts['n_parameters'] / 1e6:.1f} M parameters, "
-                f"{facts['weight_bytes'] / _MB:.0f} MB, loaded in {facts['load_s']:.1f} s",
+                f"{Path(loaded.source).stem} ({facts['architecture']}, {facts['format']} of "
+                f"{_types(facts['stored_bytes'])}): {facts['n_parameters'] / 1e6:.1f} M "
+                f"parameters in {loaded.config.n_layers} layers",
             ),
             *(
                 ("", f"text alone: {n} tensors of {module} are not loaded")
                 for module, n in facts["left_out"].items()
             ),
-            ("device", f"{loaded.device}, {str(loaded.dtype).removeprefix('torch.')}"),
+            (
+                "device",
+                f"{loaded.device}, {facts['weight_bytes'] / _MB:.0f} MB of weights in "
+                f"{str(loaded.dtype).removeprefix('torch.')}, loaded in {facts['load_s']:.1f} s",
+            ),
+            ("context", _context(loaded)),
             ("text", _text(loaded)),
             (
                 "batch",
@@ -61,12 +67,29 @@ def summary(
     return "\n".join(lines)
 
 
+def _types(stored_bytes: Mapping[str, int]) -> str:
+    """The files' types, those of at least a hundredth of the bytes."""
+    least = sum(stored_bytes.values()) / 100
+    return ", ".join(name for name, n_bytes in stored_bytes.items() if n_bytes >= least)
+
+
+def _context(loaded: LoadedModel) -> str:
+    config = loaded.config
+    window = f", windows of {config.sliding_window}" if config.sliding_window else ""
+    rope_type = config.rope.rope_type
+    scaling = "" if rope_type == "default" else f" (RoPE scaling {rope_type})"
+    return f"{config.context_len} tokens{scaling}{window}"
+
+
 def _text(loaded: LoadedModel) -> str:
+    ends = f"texts end at ids {', '.join(map(str, loaded.end_ids))}"
+    if not loaded.end_ids:
+        ends = "no id ends a text"
     if loaded.tokenizer is None:
-        return "no tokenizer: token ids only"
+        return f"no tokenizer: token ids only; {ends}"
     if loaded.chat_template is None:
-        return "tokenizer, no chat template: /v1/completions only"
-    return "tokenizer and chat template"
+        return f"tokenizer, no chat template: /v1/completions only; {ends}"
+    return f"tokenizer, chat template of {loaded.summary['template_source']}; {ends}"
 
 
 def _sampling(engine: InferenceEngine) -> str:

@@ -20,7 +20,7 @@ from astrai.models.registry import family_named, family_of_gguf
 from astrai.models.renamed_weights import RenamedSource
 from astrai.models.weights import WeightSource
 from astrai.models.weights_gguf import GGUFSource, read_vector
-from astrai.models.weights_hf import SafetensorsSource, read_json_object
+from astrai.models.weights_hf import SafetensorsSource, read_json_object, sum_by
 from astrai.text import ChatTemplate, Tokenizer
 from astrai.text.gguf_tokenizer import tokenizer_from_gguf
 from astrai.text.hf_tokenizer import (
@@ -48,6 +48,8 @@ class Checkpoint:
     # Tensors that text does not need, by module: they are not loaded.
     left_out: Mapping[str, int] = field(default_factory=dict)
     sampling: Mapping[str, float] = field(default_factory=dict)  # of generation_config.json
+    stored_bytes: Mapping[str, int] = field(default_factory=dict)  # by the files' own types
+    template_source: str | None = None  # file or key that chat_template is from
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -60,9 +62,8 @@ def open_folder(folder: Path) -> Checkpoint:
     raw = read_json_object(path)
     config = _naming(path, lambda: config_from_hf(raw))
     family = family_named(config.architecture)
-    weights: WeightSource = SafetensorsSource(
-        folder, family.hf_rows_interleaved, family.norm_offset
-    )
+    files = SafetensorsSource(folder, family.hf_rows_interleaved, family.norm_offset)
+    weights: WeightSource = files
     left_out: Mapping[str, int] = {}
     if family.hf_renames or family.hf_ignored:
         weights = renamed = RenamedSource(weights, family.hf_renames, family.hf_ignored)
@@ -72,9 +73,10 @@ def open_folder(folder: Path) -> Checkpoint:
     )
     generation = read_generation_config(folder)
     found = _naming(None, lambda: template_sources(folder))
-    template = None
+    template = template_source = None
     if found is not None:
         path, sources = found
+        template_source = path.name
         template = _naming(path, lambda: ChatTemplate(sources, special_tokens_of(folder)))
     ends = [*config.eos_token_ids, *generation.end_ids, *(tokenizer.eos_ids if tokenizer else ())]
     return Checkpoint(
@@ -86,6 +88,8 @@ def open_folder(folder: Path) -> Checkpoint:
         "safetensors",
         left_out,
         generation.sampling,
+        files.stored_bytes(),
+        template_source,
     )
 
 
@@ -127,6 +131,8 @@ def open_gguf(path: Path) -> Checkpoint:
         template,
         _in_vocabulary(ends, config),
         "gguf",
+        stored_bytes=sum_by((t.type_name, t.n_bytes) for t in file.tensors.values()),
+        template_source="tokenizer.chat_template" if template else None,
     )
 
 

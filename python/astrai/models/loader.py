@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from astrai.models.source import locate_model
 from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["LoadedModel", "load_model", "open_checkpoint"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,12 @@ def load_model(
     if resolved_device.type == "cpu":
         # One setting for both, so that OMP_NUM_THREADS and torch.set_num_threads reach _C as well.
         _C.cpu_threads(torch.get_num_threads())
+    build_began = time.perf_counter()
     model = _build(checkpoint, path, resolved_device, resolved_dtype, max_len, progress)
+    build_s, n_read = time.perf_counter() - build_began, sum(checkpoint.stored_bytes.values())
+    _log.info(
+        "%d MB of weights in %.2f s, %.2f GB/s", n_read / 1e6, build_s, n_read / build_s / 1e9
+    )
     weights = model.parameters()
     summary = {
         "architecture": config.architecture,
@@ -73,6 +81,8 @@ def load_model(
         "n_parameters": sum(weight.numel() for weight in weights),
         "weight_bytes": sum(weight.nbytes for weight in weights),
         "left_out": dict(checkpoint.left_out),
+        "stored_bytes": dict(checkpoint.stored_bytes),
+        "template_source": checkpoint.template_source,
         "load_s": round(time.perf_counter() - began, 3),
     }
     return LoadedModel(

@@ -29,6 +29,7 @@ _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 class StoredTensor:
     """A tensor in the file."""
 
+    type_name: str  # as the file has it
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int  # byte in the file
@@ -96,4 +97,4 @@ class SafetensorsFile:
                 "Use an unquantised checkpoint or a GGUF file.",
             )
         begin, end = entry["data_offsets"]
-        return StoredTensor(dtype, tuple(entry["shape"]), base + begin, end - begin)
+        return StoredTensor(entry["dtype"], dtype, tuple(entry["shape"]), base + begin, end - begin)

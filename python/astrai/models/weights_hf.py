@@ -5,6 +5,8 @@ Files are memory-mapped and pickles never opened."""
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from astrai.models.safetensors_file import SafetensorsFile
 from astrai.models.tensor_copy import StagedCopier, copy_on_cpu
 from astrai.models.weights import is_ignored, not_finite
 
-__all__ = ["SafetensorsSource", "read_json_object"]
+__all__ = ["SafetensorsSource", "read_json_object", "sum_by"]
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -34,6 +36,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(path, f"holds a {type(value).__name__}, an object was expected.")
     return value
+
+
+def sum_by(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """The sum of each key's amounts, largest first."""
+    sums: Counter[str] = Counter()
+    for key, amount in amounts:
+        sums[key] += amount
+    return dict(sums.most_common())
 
 
 class SafetensorsSource:
@@ -76,6 +86,11 @@ class SafetensorsSource:
 
     def where(self, name: str | None = None) -> str:
         return str(self._folder if name is None else self._file_of[name].path)
+
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of all tensors by their dtype."""
+        files = {id(file): file for file in self._file_of.values()}.values()
+        return sum_by((t.type_name, t.n_bytes) for file in files for t in file.tensors.values())
 
     def copy_into(
         self, name: str, out: torch.Tensor, row_index: torch.Tensor | None = None

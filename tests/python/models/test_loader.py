@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,8 @@ def test_a_folder_brings_tokenizer_template_and_summary(tmp_path: Path) -> None:
     n_parameters = sum(weight.numel() for weight in llama().parameters())
     assert loaded.summary["n_parameters"] == n_parameters
     assert loaded.summary["weight_bytes"] == 4 * n_parameters
+    assert loaded.summary["stored_bytes"] == {"F32": 4 * n_parameters}
+    assert loaded.summary["template_source"] == "tokenizer_config.json"
 
 
 def test_a_folder_without_tokenizer_files_serves_ids_only(tmp_path: Path) -> None:
@@ -254,6 +257,14 @@ def test_the_bar_shows_on_a_terminal_or_when_asked_for(
     out, err = capfd.readouterr()
     assert out == ""
     assert ("100%" in err) == shown
+
+
+def test_a_load_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    llama().save_pretrained(tmp_path)
+    with caplog.at_level("INFO", logger="astrai.models"):
+        load(tmp_path)
+    (line,) = [record.getMessage() for record in caplog.records if "weights" in record.msg]
+    assert re.fullmatch(r"0 MB of weights in \d+\.\d\d s, \d+\.\d\d GB/s", line)
 
 
 def test_importing_text_brings_no_torch() -> None:
