@@ -27,14 +27,18 @@ COMMAND_FLAGS = {"--config", "--help", "--version"}
 # Flags of programs other than astrai-serve that documents name.
 OTHER_FLAGS = {
     "--archs": "scripts/build_wheel",
+    "--bind": "scripts/run_dockerfile",
     "--build": "cmake",
     "--cacert": "curl",
     "--cmake-prefix": "python -m astrai.env",
     "--cuda": "scripts/build_wheel",
+    "--env": "scripts/run_dockerfile",
     "--extra-index-url": "pip",
     "--fix": "scripts/check",
+    "--from-literal": "kubectl",
     "--group": "pip",
     "--install": "cmake",
+    "--kustomize": "kubectl",
     "--out": "scripts/build_wheel",
     "--prefix": "cmake",
     "--preset": "cmake",
@@ -147,7 +151,7 @@ def test_yaml_blocks_and_the_sample_file_are_accepted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_every_file_named_exists(path: Path) -> None:
     """Paths in backticks that begin with a folder of the repository; capitals are placeholders."""
-    folders = r"(?:\.ci|benchmarks|cmake|cpp|cuda|docker|docs|examples|python|scripts|tests)"
+    folders = r"(?:\.ci|benchmarks|cmake|cpp|cuda|deploy|docker|docs|examples|python|scripts|tests)"
     named = re.findall(rf"`({folders}/[\w./-]*)`", prose(path))
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not [name for name in missing if not re.search(r"[A-Z]{2}", name)]
