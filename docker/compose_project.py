@@ -15,6 +15,7 @@ from runtime_config import CONFIG_TARGET, Mount, Runtime
 
 _REPO = Path(__file__).resolve().parents[1]
 _COMPOSE_FILE = _REPO / "docker" / "compose.yaml"
+CACHE_VOLUME = "astrai-cache"
 _CACHE_TARGET = "/cache"
 _GRACE_S = 10  # after the drain: for cancelled requests to be answered and memory to be freed
 
@@ -62,12 +63,12 @@ def compose_project(runtime: Runtime) -> dict[str, Any]:
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         del device["count"]
         device["device_ids"] = list(runtime.gpus)
-    project: dict[str, Any] = _escaped(
-        {"name": runtime.container, "services": {"server": service}, "volumes": {"cache": {}}}
-    )
-    # One cache for all jobs: a model is downloaded once.
-    project["volumes"]["cache"] = {"name": "astrai-cache"}
-    return project
+    project: dict[str, Any] = {"name": runtime.container, "services": {"server": service}}
+    if runtime.cache is None:
+        # Not the project's own: it is one for all jobs, so that a model is fetched once.
+        project["volumes"] = {"cache": {"name": CACHE_VOLUME, "external": True}}
+    escaped: dict[str, Any] = _escaped(project)
+    return escaped
 
 
 def _bind(mount: Mount) -> dict[str, Any]:

@@ -27,7 +27,7 @@ except ImportError:
 # The checkout's own sources read `server:`; nothing of them has to be built for that.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 
-from compose_project import compose_project, stop_s
+from compose_project import CACHE_VOLUME, compose_project, stop_s
 from runtime_checks import problems, warnings
 from runtime_config import Runtime, read_runtime
 
@@ -39,6 +39,7 @@ def exports(runtime: Runtime) -> str:
         "SERVE_URL": runtime.url,
         "SERVE_STOP_S": str(stop_s(runtime)),
         "SERVE_IMAGE": runtime.image or "",
+        "SERVE_VOLUME": CACHE_VOLUME if runtime.cache is None else "",
         "SERVE_GPUS": "none" if runtime.gpus is None else " ".join(runtime.gpus) or "all",
     }
     return "\n".join(f"{name}={shlex.quote(value)}" for name, value in values.items())

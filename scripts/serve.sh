@@ -114,6 +114,11 @@ build() {
   if [ -n "$SERVE_IMAGE" ]; then compose pull; else compose build; fi
 }
 
+up() {
+  [ -z "$SERVE_VOLUME" ] || docker volume create "$SERVE_VOLUME" >/dev/null  # one for all jobs; stays as it is
+  compose up "$@"
+}
+
 # Status, restarts and health of the container in one line.
 state() {
   docker inspect --format '{{.State.Status}} {{.RestartCount}} {{if .State.Health}}{{.State.Health.Status}}{{end}}' \
@@ -121,7 +126,7 @@ state() {
 }
 
 start() {
-  compose up --detach "$@"
+  up --detach "$@"
   echo "$SERVE_CONTAINER is started; waiting until it serves"
   local began=$SECONDS status restarts health
   while [ $((SECONDS - began)) -lt "${SERVE_WAIT_S:-900}" ]; do
@@ -176,7 +181,7 @@ case $command in
     once=(--once)
     preflight
     build
-    compose up --abort-on-container-exit --exit-code-from server
+    up --abort-on-container-exit --exit-code-from server
     ;;
   restart)
     preflight

@@ -7,7 +7,10 @@ import json
 import re
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import healthcheck
@@ -192,3 +195,31 @@ def test_the_runner_knows_every_instruction_of_ours() -> None:
     for path in FILES:
         for stage in read_stages(path, {}):
             assert all(json.dumps(step.word) in known for step in stage.steps)
+
+
+def test_the_runner_s_plain_steps_do_as_docker_does(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text(
+        "FROM bare AS build\nARG V=1\nARG W=${V}2\nENV A=${W} B=/b\nWORKDIR /src\nWORKDIR in\n"
+        "COPY LICENSE README.md ./\nCOPY docker/healthcheck.py check.py\nCOPY cmake settings\n"
+        'USER 7:8\nSHELL ["/bin/bash", "-c"]\nONBUILD x\n'
+    )
+    (stage,) = read_stages(path, {})
+    loader = SourceFileLoader("run_dockerfile", str(REPO / "scripts" / "run_dockerfile"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    runner = module_from_spec(spec)
+    loader.exec_module(runner)
+    arguments = Namespace(build_arg={"V": "5"}, env=["B=/c"], bind=[])
+    root = runner.Root(stage, tmp_path / "root", arguments)
+    for step in stage.steps[:-1]:
+        root.take(step, {})
+    here = tmp_path / "root" / "src" / "in"
+    for name, source in {"LICENSE": "LICENSE", "check.py": "docker/healthcheck.py"}.items():
+        assert (here / name).read_bytes() == (REPO / source).read_bytes()
+    assert (here / "settings" / "AstraiCuda.cmake").is_file()
+    assert (root.user, root.workdir, root.shell) == ("7:8", "/src/in", ["/bin/bash", "-c"])
+    words = root.command(["true"], root.user)
+    assert "A=52" in words and "B=/c" in words and "--userspec=7:8" in words
+    with pytest.raises(ValueError, match="line 12: ONBUILD"):
+        root.take(stage.steps[-1], {})

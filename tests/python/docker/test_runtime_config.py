@@ -181,8 +181,10 @@ def test_mounts_are_absolute_and_read_only_unless_said(write: Write, tmp_path: P
 def test_the_cache_is_one_volume_or_a_folder(write: Write) -> None:
     volumes = service(write())["volumes"]
     assert {"type": "volume", "source": "cache", "target": "/cache"} in volumes
-    assert compose_project(read(write()))["volumes"] == {"cache": {"name": "astrai-cache"}}
+    external = {"cache": {"name": "astrai-cache", "external": True}}
+    assert compose_project(read(write()))["volumes"] == external
     path = write({"paths": {"cache": "./cache"}})
+    assert "volumes" not in compose_project(read(path))
     assert binds(path)["/cache"] == (str(path.parent / "cache"), False)
 
 

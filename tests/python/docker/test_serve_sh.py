@@ -69,6 +69,7 @@ def test_up_builds_starts_and_waits_until_it_serves(machine: Machine) -> None:
     done = machine.serve_sh("up", config)
     assert done.returncode == 0, done.stderr
     assert machine.compose_calls() == [["build"], ["up", "--detach"]]
+    assert ["volume", "create", "astrai-cache"] in machine.calls()
     assert f"astrai-server serves at http://127.0.0.1:{port}" in done.stdout
     service = machine.service()
     assert service["container_name"] == "astrai-server" and service["restart"] == "unless-stopped"
