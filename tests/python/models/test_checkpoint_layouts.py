@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from astrai.models import LoadedModel, ModelLoadError, load_model
 from astrai.models.config_hf import config_from_hf
 from astrai.models.gguf_file import GGUFFile
+from astrai.models.mlp import SparseMLP
 from astrai.models.renamed_weights import RenamedSource
 from astrai.models.weights_hf import SafetensorsSource
 
@@ -193,3 +194,21 @@ def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
     source = SafetensorsSource(tmp_path)
     with pytest.raises(ModelLoadError, match=r"language_model.model.norm.*same weight"):
         RenamedSource(source, [("language_model.model.", "model.")])
+
+
+def test_quantised_experts_of_gguf_files_have_the_values_of_their_blocks(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(3)
+        writer.add_expert_feed_forward_length(32)
+
+    stored = write_gguf(
+        tmp_path / "m.gguf", qwen3_moe(), gguf.GGMLQuantizationType.Q8_0, extra=extra
+    )
+    mlp = load(tmp_path).model.layers[1].mlp
+    assert isinstance(mlp, SparseMLP)
+    for begin, name in enumerate(("gate_proj", "up_proj")):
+        expected = torch.from_numpy(stored[f"model.layers.1.mlp.experts.{name}.weight"])
+        assert torch.equal(mlp.gate_up[:, begin * 32 : begin * 32 + 32], expected)
+    down = torch.from_numpy(stored["model.layers.1.mlp.experts.down_proj.weight"])
+    assert torch.equal(mlp.down, down)
