@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+from script_folder import SCRIPTS
+
 sys.path.insert(0, str(SCRIPTS))

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from script_folder import SCRIPTS
 
-from conftest import SCRIPTS
 from release import gpu_code, variants
 from release.gpu_code import GpuCode
 

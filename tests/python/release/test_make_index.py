@@ -12,9 +12,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from script_folder import SCRIPTS
 from small_wheel import write_wheel
 
-from conftest import SCRIPTS
 from release.wheel_file import sha256
 
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from script_folder import SCRIPTS
 from small_wheel import write_wheel
 
-from conftest import SCRIPTS
 from release.wheel_file import (
     contents,
     metadata_field,
