@@ -96,7 +96,9 @@ else()
     set(ASTRAI_CUDA_REASON "nvcc ${astrai_nvcc_version} at ${astrai_nvcc}, architectures ${astrai_archs_text} (${astrai_archs_from})")
   endif()
   if(ASTRAI_WITH_CUDA STREQUAL "ON" AND NOT ASTRAI_HAS_CUDA)
-    message(FATAL_ERROR "astrai: ASTRAI_WITH_CUDA=ON but ${ASTRAI_CUDA_REASON}. Install the CUDA toolkit, set CUDA_HOME, or use ASTRAI_WITH_CUDA=OFF.")
+    message(FATAL_ERROR "astrai: ASTRAI_WITH_CUDA=ON but ${ASTRAI_CUDA_REASON}. nvcc ${ASTRAI_MINIMUM_NVCC} or newer is needed: "
+      "install the CUDA toolkit and name its folder, CUDA_HOME=FOLDER pip install ., or build without kernels: "
+      "ASTRAI_WITH_CUDA=OFF pip install .")
   endif()
 endif()
 message(STATUS "astrai: CUDA kernels ${ASTRAI_HAS_CUDA}: ${ASTRAI_CUDA_REASON}")

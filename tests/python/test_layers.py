@@ -18,7 +18,7 @@ PACKAGE = ROOT / "python" / "astrai"
 # Lowest first; a module may import its own layer and those before it.
 LAYERS = (
     ("astrai._C",),
-    ("astrai.env",),
+    ("astrai.env", "astrai.requirements"),
     ("astrai.kvcache", "astrai.text"),
     ("astrai.structured",),
     ("astrai.extension.ops",),

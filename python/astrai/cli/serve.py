@@ -14,6 +14,7 @@ from astrai import _C, env
 from astrai.cli.config import read_config
 from astrai.cli.log_format import JsonFormatter
 from astrai.cli.options import Option, OptionError, add_flags, nearest, server_options
+from astrai.requirements import MissingRequirementError, require_torch
 from astrai.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse_settings(sys.argv[1:] if argv is None else argv)
         _configure_logging(settings)
         env.attention_backend()  # a bad ASTR_BACKEND is known before a model is loaded
-    except ValueError as error:
+        require_torch()
+    except (ValueError, MissingRequirementError) as error:
         print(f"astrai-serve: error: {error}", file=sys.stderr)
         return 2
     try:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from astrai.requirements import no_gpu_reason
+
 __all__ = ["multiplies_bf16", "resolve_device", "resolve_dtype"]
 
 _DTYPES = {
@@ -28,7 +30,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     except RuntimeError as error:
         raise ValueError(f"device {device!r} is not known; use auto, cpu or cuda.") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch sees no CUDA device; use cpu.")
+        raise ValueError(f"device cuda was asked for, but {no_gpu_reason()}.")
     return resolved
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from astrai.cli.chat.session import ChatSession
 from astrai.cli.chat.source import ChatError, ChatSource
+from astrai.requirements import MissingRequirementError, require_torch
 
 __all__ = ["main", "make_parser"]
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return session.run(sys.stdin, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     except KeyboardInterrupt:
         return 130
-    except (ChatError, OSError, ValueError, RuntimeError) as error:
+    except (ChatError, MissingRequirementError, OSError, ValueError, RuntimeError) as error:
         print(f"astrai chat: error: {error}", file=sys.stderr)
         return 1
 
@@ -52,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _source(options: argparse.Namespace) -> ChatSource:
     if options.url is None:
+        require_torch()
         from astrai.cli.chat.local import LocalSource  # torch, only where a model runs here
 
         return LocalSource(options.model, options.device, options.dtype)

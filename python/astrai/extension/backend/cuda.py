@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from astrai import requirements
 from astrai.extension import ops
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
@@ -33,7 +34,7 @@ class CudaBackend(AttentionBackend):
             reason = ops.unavailable_reason(kernel)
             if reason is not None:
                 return reason
-        return None if torch.cuda.is_available() else "torch sees no CUDA device"
+        return None if torch.cuda.is_available() else requirements.no_gpu_reason()
 
     def supports(self, call: AttentionCall) -> str | None:
         if call.device_type != "cuda":

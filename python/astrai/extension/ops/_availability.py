@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from astrai import _C
+from astrai import _C, requirements
 
 KERNEL_NAMES = (
     "add_rms_norm",
@@ -64,19 +64,7 @@ def unavailable_reason(
 def _device_reason() -> str | None:
     """Why the current GPU cannot run this build's machine code, or None when it can."""
     if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    capability = torch.cuda.get_device_capability()
-    archs = _C.cuda_archs()
-    if any(_runs_on(arch, capability) for arch in archs):
-        return None
-    return (
-        f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; "
-        f"this build has code for {', '.join(archs)}, see ASTRAI_CUDA_ARCHS"
+        return requirements.no_gpu_reason()
+    return requirements.unfit_gpu_reason(
+        torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     )
-
-
-def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
-    """An "a" architecture runs on itself alone, a plain one by its PTX on everything newer."""
-    number = int(arch.rstrip("a"))
-    built = (number // 10, number % 10)
-    return capability == built if arch.endswith("a") else capability >= built
