@@ -66,7 +66,7 @@ def parse_settings(argv: Sequence[str]) -> ServerSettings:
         for option in options
         if option.field in values
     }
-    return ServerSettings(**{**_from_environment(options), **from_file, **from_flags})
+    return ServerSettings(**{**from_environment(options), **from_file, **from_flags})
 
 
 def _joined(groups: list[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ def _joined(groups: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(item for group in groups for item in group)
 
 
-def _from_environment(options: list[Option]) -> dict[str, Any]:
+def from_environment(options: list[Option]) -> dict[str, Any]:
     """Keys, which a process list would show as flags."""
     keys = env.api_keys()
     if not keys:

@@ -26,6 +26,7 @@ from astrai.server.errors import ApiError, not_loaded
 from astrai.server.fields import GenerationModel
 from astrai.server.sse import encode_json
 from astrai.server.streaming import EventStream
+from astrai.server.text_link import TextLink
 from astrai.structured import Grammar
 from astrai.text.answer import TextPiece
 
@@ -120,7 +121,7 @@ class ResponseBuilder(ABC, Generic[RequestT]):
 
     @abstractmethod
     def prepare(
-        self, request: RequestT, engine: EngineLink
+        self, request: RequestT, engine: TextLink
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         """(token ids of each prompt, context, stop strings). Raises ApiError for bad input."""
 

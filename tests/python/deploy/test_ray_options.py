@@ -1,0 +1,85 @@
+"""The arguments of `serve run`, without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astrai import env
+from astrai.cli.options import OptionError
+from astrai.deploy.ray_options import read_options
+from astrai.server import ServerSettings
+
+
+def test_without_arguments_everything_has_its_default() -> None:
+    options, settings = read_options({})
+
+    assert settings == ServerSettings()
+    assert (options.num_replicas, options.routing, options.max_replicas) == (1, "prefix", None)
+
+
+def test_texts_are_read_as_on_a_command_line() -> None:
+    options, settings = read_options(
+        {"num_replicas": "3", "num_cpus": "0.5", "kv-tokens": "4096", "cuda_graph": "false"}
+    )
+
+    assert (options.num_replicas, options.num_cpus) == (3, 0.5)
+    assert (settings.kv_tokens, settings.cuda_graph) == (4096, False)
+
+
+def test_arguments_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("server:\n  port: 9000\n  page_size: 32\n  max_queue: 7\n")
+
+    _, settings = read_options({"config": str(file), "max_queue": 9})
+
+    assert (settings.page_size, settings.max_queue) == (32, 9)
+
+
+def test_keys_of_the_environment_guard_the_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAI_API_KEY", "a,b")
+    env.reload()
+    try:
+        assert read_options({})[1].api_keys == ("a", "b")
+    finally:
+        monkeypatch.undo()
+        env.reload()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"num_replica": 2}, "unknown key 'num_replica'; did you mean 'num_replicas'"),
+        ({"kv_tokens": "many"}, "kv_tokens should be a whole number, got 'many'"),
+        ({"num_replicas": 0}, "num_replicas is 0: .* greater than or equal to 1"),
+        ({"routing": "random"}, "routing is 'random': .*'prefix' or 'power_of_two'"),
+        ({"port": 8000}, "port is not the engines': Ray Serve listens"),
+        ({"min_replicas": 2}, "min_replicas needs max_replicas"),
+        ({"max_replicas": 2, "num_replicas": 2}, "num_replicas is a fixed number"),
+        ({"max_replicas": 2, "min_replicas": 3}, "min_replicas is 3; it should be at most"),
+    ],
+)
+def test_a_wrong_argument_is_named(args: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        read_options(args)
+
+
+def test_a_missing_ray_is_named_with_the_command_that_brings_it() -> None:
+    code = """
+import sys
+class NoRay:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ray" or name.startswith("ray."):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoRay())
+try:
+    import astrai.deploy.ray
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'astrai[ray]'" in done.stdout
