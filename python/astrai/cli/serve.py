@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began_s = time.monotonic()
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv)
-        _configure_logging(settings)
+        configure_logging(settings)
         env.attention_backend()  # a bad ASTR_BACKEND is known before a model is loaded
         require_torch()
     except (ValueError, MissingRequirementError) as error:
@@ -114,7 +114,8 @@ def _unknown_argument(argument: str, options: list[Option]) -> str:
     return f"unknown flag {name}; did you mean {nearest(name, [*flags, '--config'])}?"
 
 
-def _configure_logging(settings: ServerSettings) -> None:
+def configure_logging(settings: ServerSettings) -> None:
+    """Log to stderr as the settings say."""
     level = settings.log_level or env.log_level()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 
 from astrai import env
 from astrai.cli.options import OptionError
-from astrai.deploy.ray_options import read_options
+from astrai.deploy.ray_options import RayOptions, read_options
 from astrai.server import ServerSettings
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guide" / "ray.md"
 
 
 def test_without_arguments_everything_has_its_default() -> None:
@@ -20,6 +23,16 @@ def test_without_arguments_everything_has_its_default() -> None:
 
     assert settings == ServerSettings()
     assert (options.num_replicas, options.routing, options.max_replicas) == (1, "prefix", None)
+
+
+def test_the_guide_lists_every_option_with_its_default() -> None:
+    row = re.compile(r"^\| `(\w+)` \|([^|]*)\|", re.MULTILINE)
+    listed = {name: told.strip() for name, told in row.findall(GUIDE.read_text())}
+
+    assert listed == {
+        name: "" if field.default is None else str(field.default)
+        for name, field in RayOptions.model_fields.items()
+    }
 
 
 def test_texts_are_read_as_on_a_command_line() -> None:
@@ -83,3 +96,24 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'astrai[ray]'" in done.stdout
+
+
+def test_the_engines_deployment_follows_the_options() -> None:
+    pytest.importorskip("ray.serve", reason="needs the ray extra")
+    from astrai.deploy.ray.application import engine_options
+
+    def deployment(**args: Any) -> dict[str, Any]:
+        return engine_options(*read_options({"max_batch_size": 6, "max_queue": 0, **args}))
+
+    fixed = deployment(num_replicas=3, device="cuda", drain_timeout_s=9)
+    assert fixed["num_replicas"] == 3 and "autoscaling_config" not in fixed
+    assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
+    assert (fixed["max_ongoing_requests"], fixed["max_queued_requests"]) == (12, 1)
+    assert fixed["graceful_shutdown_timeout_s"] > 9
+    assert fixed["request_router_config"].request_router_kwargs == {"max_lead": 3}
+
+    scaled = deployment(max_replicas=4, routing="power_of_two")
+    assert "num_replicas" not in scaled and "request_router_config" not in scaled
+    scaling = scaled["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
+    assert scaling.target_ongoing_requests == 6

@@ -15,7 +15,7 @@ from astrai.deploy.ray.replica import EngineReplica
 from astrai.deploy.ray_options import RayOptions, read_options
 from astrai.server.settings import ServerSettings
 
-__all__ = ["app"]
+__all__ = ["app", "engine_options"]
 
 _ROUTER = "astrai.deploy.ray.request_router:PrefixRequestRouter"
 _GRACE_S = 3  # after the drain, as astrai-serve has it
@@ -27,9 +27,12 @@ def app(args: Mapping[str, Any]) -> Application:
     args: keys of `RayOptions` and of the server's settings; texts are read as on a command line.
     Raises ValueError naming the key at fault."""
     options, settings = read_options(args)
-    engines = serve.deployment(EngineReplica, name="engine").options(**_engine(options, settings))
+    engines = serve.deployment(EngineReplica, name="engine").options(
+        **engine_options(options, settings)
+    )
     ingress = serve.deployment(Ingress, name="ingress").options(
         num_replicas=options.ingress_replicas,
+        ray_actor_options={"num_cpus": 0},  # else two engines would not fit on two CPUs
         # It only passes on what the engines take, and knows when they take no more.
         max_ongoing_requests=1_000_000,
         graceful_shutdown_timeout_s=settings.drain_timeout_s + 2 * _GRACE_S,
@@ -37,8 +40,8 @@ def app(args: Mapping[str, Any]) -> Application:
     return ingress.bind(engines.bind(settings), settings)
 
 
-def _engine(options: RayOptions, settings: ServerSettings) -> dict[str, Any]:
-    """Options of the engines' deployment."""
+def engine_options(options: RayOptions, settings: ServerSettings) -> dict[str, Any]:
+    """Ray's options of the engines' deployment."""
     num_gpus = options.num_gpus
     if num_gpus is None:
         num_gpus = 1 if settings.device.startswith("cuda") else 0

@@ -12,6 +12,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message
 
+from astrai.cli.serve import configure_logging
 from astrai.deploy.forwarded import ForwardedRequest
 from astrai.deploy.forwarder import Forwarder
 from astrai.deploy.prompt_routes import PromptRoutes
@@ -30,6 +31,7 @@ class Ingress:
     """Holds the model's tokenizer and chat template, and none of its weights."""
 
     def __init__(self, engines: DeploymentHandle, settings: ServerSettings) -> None:
+        configure_logging(settings)
         self._engines = engines
         self._answering = engines.options(method_name="answer", stream=True)
         _, checkpoint = open_checkpoint(settings.model)
@@ -64,16 +66,23 @@ class Ingress:
             ) from None
         except (RayActorError, DeploymentUnavailableError):
             has_ended = True
-            raise ApiError(
-                503,
-                "the engine that computed this answer is gone; send the request again",
-                code="engine_gone",
-                retry_after_s=_RETRY_S,
-            ) from None
+            raise _engine_gone() from None
         finally:
             if not has_ended:
                 response.cancel()
 
     async def _replicas(self) -> dict[str, Any]:
         told = self._engines.broadcast("stats")
-        return dict(await asyncio.to_thread(told.results))
+        try:
+            return dict(await asyncio.to_thread(told.results))
+        except (RayActorError, DeploymentUnavailableError):
+            raise _engine_gone() from None
+
+
+def _engine_gone() -> ApiError:
+    return ApiError(
+        503,
+        "an engine that this answer needs is gone; send the request again",
+        code="engine_gone",
+        retry_after_s=_RETRY_S,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from ray import serve
 from starlette.types import Message
 
-from astrai.cli.serve import load_engine
+from astrai.cli.serve import configure_logging, load_engine
 from astrai.deploy.forwarded import ForwardedRequest, answer
 from astrai.deploy.forwarder import REPLICA_HEADER
 from astrai.deploy.prompt_routes import response_id_prefix
@@ -27,6 +27,7 @@ class EngineReplica:
     """Answers forwarded requests. Ray makes it, asks after its health, drains it and ends it."""
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]
+        configure_logging(settings)
         self._name: str = serve.get_replica_context().replica_id.unique_id
         _, self._engine = await asyncio.to_thread(load_engine, settings)
         self._app = create_app(self._engine, settings, response_id_prefix(self._name))

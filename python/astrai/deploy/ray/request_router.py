@@ -6,7 +6,6 @@ https://docs.ray.io/en/latest/serve/advanced-guides/custom-request-router.html
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -22,7 +21,6 @@ class PrefixRequestRouter(RequestRouter):
 
     def initialize_state(self, max_lead: int) -> None:
         self._affinity = PrefixAffinity(max_lead)
-        self._open: dict[str, str] = {}  # Ray's id of a request that runs -> its replica
 
     async def choose_replicas(
         self,
@@ -43,22 +41,13 @@ class PrefixRequestRouter(RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        name = replica_id.unique_id
-        self._open[pending_request.metadata.internal_request_id] = name
-        self._affinity.record(_route_of(pending_request).page_keys, name)
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._open.pop(internal_request_id, None)
+        self._affinity.record(_route_of(pending_request).page_keys, replica_id.unique_id)
 
     def _loads(self, replicas: dict[str, RunningReplica]) -> dict[str, int]:
-        """Open requests of each: what this router sent, or what the replica last said if that is
-        more, because other ingresses send to it too."""
-        own = Counter(self._open.values())
-        told = {
-            name: self.replica_queue_len_cache.get(replica.replica_id) or 0
-            for name, replica in replicas.items()
-        }
-        return {name: max(own[name], told[name]) for name in replicas}
+        """Open requests of each: what it said with the last request that it took, and what this
+        router has seen since. One that was silent for some seconds counts as idle."""
+        told = self.replica_queue_len_cache
+        return {name: told.get(replica.replica_id) or 0 for name, replica in replicas.items()}
 
 
 def _route_of(pending_request: PendingRequest | None) -> Route:
