@@ -21,7 +21,8 @@ export PYTHONPATH="$build/site"
 
 echo "== tests"
 "$python" -m pytest -q -p no:cacheprovider -m "gpu and not model" tests/python/ops \
-  tests/python/sampling/test_device_sampler.py tests/python/models/test_decoder_gpu.py tests/python/engine/test_engine_gpu.py
+  tests/python/sampling/test_device_sampler.py tests/python/models/test_decoder_gpu.py tests/python/models/test_experts_gpu.py \
+  tests/python/engine/test_engine_gpu.py
 
 echo "== measurements"
 for benchmark in elementwise sampling eager bench_moe; do
