@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable
+from fnmatch import fnmatch
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -121,17 +122,20 @@ def test_what_the_build_needs_is_copied_and_not_ignored() -> None:
     assert {"README.md", "LICENSE"} <= needed
     ignored = (REPO / ".dockerignore").read_text().splitlines()
     assert "*" in ignored
-    assert {line[1:] for line in ignored if line.startswith("!")} == needed
+    assert needed <= {line[1:] for line in ignored if line.startswith("!")}
     for path in FILES:
         build, _ = stages(path)
         copied = [step.items()[:-1] for step in build.steps if step.word == "COPY"]
-        assert {source for sources in copied for source in sources} == needed
+        patterns = {source for sources in copied for source in sources}
+        missed = {name for name in needed if not any(fnmatch(name, each) for each in patterns)}
+        assert not missed
 
 
-def test_the_torch_of_the_images_is_the_tested_one() -> None:
-    (tested,) = set(re.findall(r"torch==([\d.]+)", (REPO / ".ci" / "run").read_text()))
+def test_the_torch_of_the_images_is_a_tested_one() -> None:
+    tested = re.findall(r"torch==([\d.]+)", (REPO / ".ci" / "run").read_text())
     for path in FILES:
-        assert f"ARG TORCH_VERSION={tested}\n" in path.read_text()
+        (version,) = re.findall(r"^ARG TORCH_VERSION=(.*)$", path.read_text(), re.MULTILINE)
+        assert version in tested
 
 
 # ---- the health check ----------------------------------------------------------------------------
@@ -201,7 +205,7 @@ def test_the_runner_s_plain_steps_do_as_docker_does(tmp_path: Path) -> None:
     path = tmp_path / "Dockerfile"
     path.write_text(
         "FROM bare AS build\nARG V=1\nARG W=${V}2\nENV A=${W} B=/b\nWORKDIR /src\nWORKDIR in\n"
-        "COPY LICENSE README.md ./\nCOPY docker/healthcheck.py check.py\nCOPY cmake settings\n"
+        "COPY LICENSE READ*.md ./\nCOPY docker/healthcheck.py check.py\nCOPY cmake settings\n"
         'USER 7:8\nSHELL ["/bin/bash", "-c"]\nONBUILD x\n'
     )
     (stage,) = read_stages(path, {})
@@ -217,7 +221,7 @@ def test_the_runner_s_plain_steps_do_as_docker_does(tmp_path: Path) -> None:
     here = tmp_path / "root" / "src" / "in"
     for name, source in {"LICENSE": "LICENSE", "check.py": "docker/healthcheck.py"}.items():
         assert (here / name).read_bytes() == (REPO / source).read_bytes()
-    assert (here / "settings" / "AstraiCuda.cmake").is_file()
+    assert (here / "settings" / "AstraiCuda.cmake").is_file() and (here / "README.md").is_file()
     assert (root.user, root.workdir, root.shell) == ("7:8", "/src/in", ["/bin/bash", "-c"])
     words = root.command(["true"], root.user)
     assert "A=52" in words and "B=/c" in words and "--userspec=7:8" in words
