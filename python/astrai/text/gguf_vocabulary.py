@@ -104,7 +104,11 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     value = metadata.get(PREFIX + key)
-    if not isinstance(value, list) or not value:
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(piece, str) for piece in value)
+    ):
         raise ValueError(f"{PREFIX}{key} must be a list of strings.")
     return value
 

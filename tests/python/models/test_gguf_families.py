@@ -29,7 +29,7 @@ from toy_models import (
 )
 from transformers import PreTrainedModel
 
-from astrai.models import load_model
+from astrai.models import ModelLoadError, load_model
 from astrai.models.families import Family
 from astrai.models.registry import FAMILIES
 from astrai.models.weights_gguf import GGUF_TOP_NAMES, gguf_layer_names
@@ -161,3 +161,32 @@ def test_yarn_is_read(tmp_path: Path) -> None:
 
     write_gguf(tmp_path / "m.gguf", reference, extra=extra)
     assert_alike(our_logits(tmp_path), reference_logits(reference, IDS))
+
+
+def test_templates_of_a_file_have_their_names(tmp_path: Path) -> None:
+    def extra(writer: gguf.GGUFWriter) -> None:
+        writer.add_chat_template(
+            [
+                {"name": "default", "template": "plain"},
+                {"name": "tool_use", "template": "{{ tools | length }}"},
+            ]
+        )
+
+    write_gguf(tmp_path / "m.gguf", llama(), extra=extra)
+    template = load_model(tmp_path, device="cpu", dtype="float32", progress=False).chat_template
+    assert template is not None
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render([{"role": "user", "content": "x"}]) == "plain"
+    assert template.render([{"role": "user", "content": "x"}], [tool]) == "1"
+
+
+def test_a_type_that_is_not_read_is_named_with_those_that_are(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, llama(hidden_size=256), Kind.Q8_0)
+    # The type of a tensor stands behind its name and two sizes.
+    raw, name = bytearray(path.read_bytes()), b"blk.0.attn_q.weight"
+    at = raw.index(name) + len(name) + 4 + 2 * 8
+    raw[at : at + 4] = Kind.Q8_K.value.to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.attn_q\.weight.*Q8_K; read are F32.*Q6_K"):
+        load_model(path, device="cpu", progress=False)

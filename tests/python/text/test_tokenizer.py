@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_tokenizers import TEMPLATE, byte_level, gguf_metadata, save_folder, sentencepiece_metadata
 
-from astrai.text import Tokenizer
+from astrai.text import ChatTemplate, Tokenizer
 from astrai.text.gguf_tokenizer import tokenizer_from_gguf
 from astrai.text.hf_tokenizer import template_sources, tokenizer_from_folder
 
@@ -158,6 +158,27 @@ def test_end_ids_are_those_of_every_key_and_of_known_spellings() -> None:
     assert set(with_eot.eos_ids) == {0, 2}
 
 
+def test_a_turn_end_of_the_wrong_type_ends_texts_all_the_same() -> None:
+    types = gguf_metadata(TOY)["tokenizer.ggml.token_type"].copy()
+    types[2] = 4  # user-defined, as some converters write it
+    made = toy(**{"tokenizer.ggml.token_type": types, "tokenizer.ggml.eos_token_id": 0})
+    assert set(made.eos_ids) == {0, 2}
+    assert made.decode(made.encode("the<|im_end|>")) == "the"
+
+
+def test_the_end_of_a_message_is_no_end_in_harmony() -> None:
+    metadata = gguf_metadata(TOY)
+    metadata["tokenizer.ggml.tokens"][:3] = ["<|end|>", "<|return|>", "<|call|>"]
+    made = tokenizer_from_gguf({**metadata, "tokenizer.ggml.eos_token_id": 1})
+    assert made is not None
+    assert set(made.eos_ids) == {1, 2}
+
+
+def test_an_unknown_pre_tokenizer_is_told_those_that_are_known() -> None:
+    with pytest.raises(ValueError, match=r"'unheard-of'; supported are .*llama-bpe.*qwen2.*tekken"):
+        toy(**{"tokenizer.ggml.pre": "unheard-of"})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -253,6 +274,19 @@ def test_template_is_found_in_every_place_and_shape(tmp_path: Path, place: str) 
     assert found is not None
     assert found[1]["default"] == TEMPLATE
     assert ("tool_use" in found[1]) == (place == "named")
+
+
+def test_templates_beside_the_default_one_have_the_names_of_their_files(tmp_path: Path) -> None:
+    save_folder(tmp_path, TOY)
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | length }}")
+    found = template_sources(tmp_path)
+    assert found is not None
+    template = ChatTemplate(found[1])
+    assert template.render([{"role": "user", "content": "x"}]) == "plain"
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render([{"role": "user", "content": "x"}], [tool]) == "1"
 
 
 def test_template_of_a_wrong_shape_is_refused(tmp_path: Path) -> None:
