@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from astrai import _C
@@ -118,19 +120,29 @@ class GGUFSource:
     ) -> None:
         """Write out's rows, [n_rows, row length], which are those of the file from `first` on."""
         file, n_rows = self._parts.file_of(tensor), out.shape[0]
+        packed = file.rows(tensor, first, first + n_rows)
         if out.device.type == "cpu":
-            packed = file.rows(tensor, first, first + n_rows)
             _C.dequantize(packed, tensor.type_name, out, row_index)
-            return
-        piece_rows = max(1, _PIECE_ELEMENTS // out.shape[1])
-        for begin in range(0, n_rows, piece_rows):
-            end = min(begin + piece_rows, n_rows)
-            piece = torch.empty((end - begin, out.shape[1]), dtype=out.dtype)
-            _C.dequantize(file.rows(tensor, first + begin, first + end), tensor.type_name, piece)
-            if row_index is None:
-                out[begin:end].copy_(piece)
-            else:
-                out.index_copy_(0, row_index[begin:end], piece.to(out.device))
+        else:
+            _fill_by_pieces(packed, tensor.type_name, out, row_index)
+
+
+def _fill_by_pieces(
+    packed: npt.NDArray[np.uint8],
+    type_name: str,
+    out: torch.Tensor,
+    row_index: torch.Tensor | None,
+) -> None:
+    """As `_C.dequantize`, for a tensor on any device."""
+    piece_rows = max(1, _PIECE_ELEMENTS // out.shape[1])
+    for begin in range(0, len(packed), piece_rows):
+        rows = packed[begin : begin + piece_rows]
+        piece = torch.empty((len(rows), out.shape[1]), dtype=out.dtype)
+        _C.dequantize(rows, type_name, piece)
+        if row_index is None:
+            out[begin : begin + len(rows)].copy_(piece)
+        else:
+            out.index_copy_(0, row_index[begin : begin + len(rows)], piece.to(out.device))
 
 
 def read_vector(parts: GGUFParts, name: str) -> tuple[float, ...] | None:

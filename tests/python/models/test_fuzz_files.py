@@ -24,7 +24,7 @@ from astrai.models import ModelLoadError
 from astrai.models.checkpoint import Checkpoint, open_folder, open_gguf
 from astrai.models.weights import check_weights
 
-SPARE_BYTES = 1 << 30  # beyond what the process has mapped; threads take some of it
+SPARE_BYTES = 2 << 30  # beyond what the process has mapped; threads take some of it
 FUZZ = settings(
     max_examples=60,
     deadline=None,

@@ -17,7 +17,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from toy_models import llama, llama_interleaved, qwen3, reference_logits, write_gguf
 
-from astrai.models import ModelLoadError, load_model
+from astrai import _C
+from astrai.models import ModelLoadError, load_model, weights_gguf
 from astrai.models.gguf_parts import GGUFParts
 from astrai.models.llama import LLAMA
 from astrai.models.weights import interleaved_rows
@@ -136,6 +137,20 @@ def test_k_quants_are_dequantised_by_their_block_layout(
         blocks = [bytes(packed[:block_bytes]), bytes(packed[block_bytes:])]
         exact = [value for block in blocks for value in values_of(block)]
         torch.testing.assert_close(row, torch.tensor(exact), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_the_way_to_a_device_gives_what_the_host_gets(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_turned: bool
+) -> None:
+    monkeypatch.setattr(weights_gguf, "_PIECE_ELEMENTS", 640)  # ten rows
+    packed = gguf.quants.quantize(np.random.default_rng(3).random((57, 64), np.float32), Kind.Q8_0)
+    row_index = torch.arange(56, -1, -1) if is_turned else None
+    whole, by_pieces = torch.empty(57, 64, dtype=dtype), torch.empty(57, 64, dtype=dtype)
+    _C.dequantize(packed, "Q8_0", whole, row_index)
+    weights_gguf._fill_by_pieces(packed, "Q8_0", by_pieces, row_index)
+    assert torch.equal(by_pieces, whole)
 
 
 def test_large_tensors_are_filled_whole_from_many_pieces(tmp_path: Path) -> None:
