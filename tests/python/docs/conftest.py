@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,24 +46,11 @@ def server_url(tiny_folder: Path) -> Iterator[str]:
     )
     app = create_app(engine, ServerSettings())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
-    ready = threading.Event()
-
-    def serve() -> None:
-        try:
-            server.run(sockets=[listener])
-        finally:
-            ready.set()
-
-    started = server.startup
-
-    async def startup(sockets: list[socket.socket] | None = None) -> None:
-        await started(sockets)
-        ready.set()
-
-    server.startup = startup  # type: ignore[method-assign]
-    thread = threading.Thread(target=serve, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    assert ready.wait(300) and thread.is_alive(), "the server did not start"
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join(60)
