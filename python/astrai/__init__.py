@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def _extension() -> object:
     try:
         return importlib.import_module("astrai._C")
     except ModuleNotFoundError as error:
+        from pathlib import Path  # not for every import of astrai
+
         built = sorted(path.name for path in Path(__file__).parent.glob("_C.*.so"))
         raise ImportError(
             f"astrai._C was built for {', '.join(built) or 'no Python'}; {sys.executable} is "

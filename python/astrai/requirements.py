@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from importlib import metadata, util
+from importlib import util
 
 from astrai import _C
 
@@ -35,6 +35,8 @@ class MissingRequirementError(ImportError):
 
 def require_torch() -> None:
     """Raises MissingRequirementError without a torch that serves. Does not import it."""
+    from importlib import metadata  # slow to import
+
     needed = "astrai needs torch {}.{} or newer".format(*TORCH)
     remedy = f"pip install torch=={TESTED_TORCH}"
     if util.find_spec("torch") is None:
