@@ -9,6 +9,7 @@ namespace py = pybind11;
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ core of AstrAI. Imports without torch, without a GPU and without a driver.";
   m.attr("__version__") = ASTRAI_VERSION;
+  m.attr("PYBIND11_INTERNALS_ID") = PYBIND11_INTERNALS_ID;  // modules with another one cannot take these types
   py::register_exception<astrai::Error>(m, "Error", PyExc_RuntimeError);
   py::register_exception<astrai::KernelUnavailableError>(m, "KernelUnavailableError", PyExc_RuntimeError);
   astrai::bindings::bind_cpu_ops(m);

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import Buffer, Never
 
 __version__: str
+PYBIND11_INTERNALS_ID: str  # extension modules with the same one can take and return these types
 
 class Error(RuntimeError): ...
 class KernelUnavailableError(RuntimeError): ...

@@ -14,8 +14,6 @@ using namespace astrai;
 
 namespace {
 
-Int32Span span_of(const std::vector<int32_t>& values) { return {values.data(), static_cast<int64_t>(values.size())}; }
-
 // One step's rows with their storage.
 struct Rows {
   std::vector<int32_t> req_indices, starts, q_lens;

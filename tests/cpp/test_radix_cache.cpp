@@ -14,21 +14,20 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-Int32Span span(const Ints& values) { return {values.data(), static_cast<int64_t>(values.size())}; }
 
 // Records all whole pages of ids with pages first_page, first_page + 1, ... and lets go.
 void add(RadixCache& tree, const Ints& ids, int32_t first_page, const std::string& name = "") {
-  const int64_t n_matched = tree.lookup(span(ids), name).n_pages;
+  const int64_t n_matched = tree.lookup(span_of(ids), name).n_pages;
   Ints pages(ids.size() / static_cast<size_t>(tree.page_size()) - static_cast<size_t>(n_matched));
   std::iota(pages.begin(), pages.end(), first_page);
-  const int32_t held = tree.lock(tree.lookup(span(ids), name), name);
-  tree.unlock(tree.insert(held, ids.data() + n_matched * tree.page_size(), span(pages)));
+  const int32_t held = tree.lock(tree.lookup(span_of(ids), name), name);
+  tree.unlock(tree.insert(held, ids.data() + n_matched * tree.page_size(), span_of(pages)));
   tree.check_integrity();
 }
 
 Ints pages_of(const RadixCache& tree, const Ints& ids, const std::string& name = "") {
   Ints pages;
-  tree.append_pages(tree.lookup(span(ids), name), pages);
+  tree.append_pages(tree.lookup(span_of(ids), name), pages);
   return pages;
 }
 
@@ -51,7 +50,7 @@ TEST_CASE("radix cache: eviction takes the least recently used leaf from its end
   RadixCache tree(1);
   add(tree, {1, 2, 3}, 0);
   add(tree, {1, 8, 9}, 10);
-  tree.unlock(tree.lock(tree.lookup(span({1, 2, 3}))));  // used again: {8, 9} is the oldest
+  tree.unlock(tree.lock(tree.lookup(span_of({1, 2, 3}))));  // used again: {8, 9} is the oldest
   Ints evicted;
   CHECK(tree.evict_lru(1, evicted) == 1);
   CHECK(evicted == Ints{11});
@@ -69,7 +68,7 @@ TEST_CASE("radix cache: eviction takes the least recently used leaf from its end
 TEST_CASE("radix cache: what is held is never evicted, and goes when it is let go") {
   RadixCache tree(2);
   add(tree, {1, 2, 3, 4, 5, 6}, 0);
-  const int32_t held = tree.lock(tree.lookup(span({1, 2, 3, 4})));
+  const int32_t held = tree.lock(tree.lookup(span_of({1, 2, 3, 4})));
   Ints evicted;
   CHECK(tree.evict_lru(100, evicted) == 1);
   CHECK(evicted == Ints{2});
@@ -102,7 +101,7 @@ TEST_CASE("radix cache: memory stays within twice the live pages when an edge is
   Ints ids(n_pages * 16, 7);
   add(tree, ids, 0);
   const int64_t before = tree.state_bytes();
-  for (size_t n = n_pages - 1; n > 0; --n) tree.unlock(tree.lock(tree.lookup(span(ids).head(static_cast<int64_t>(n) * 16))));
+  for (size_t n = n_pages - 1; n > 0; --n) tree.unlock(tree.lock(tree.lookup(span_of(ids).head(static_cast<int64_t>(n) * 16))));
   tree.check_integrity();
   // 512 nodes of one page: their edges take no more than twice the room; the rest is 512 nodes and table entries.
   CHECK(tree.state_bytes() < before + 2 * static_cast<int64_t>(n_pages) * (17 * 4 + 128));
@@ -111,7 +110,7 @@ TEST_CASE("radix cache: memory stays within twice the live pages when an edge is
 TEST_CASE("radix cache: explicit miss reasons") {
   RadixCache tree(2);
   const auto reason = [&](const Ints& ids, const std::string& name = "") {
-    return tree.explain_miss(tree.lookup(span(ids), name), span(ids)).reason;
+    return tree.explain_miss(tree.lookup(span_of(ids), name), span_of(ids)).reason;
   };
   CHECK(reason({1, 2}) == MissReason::kEmptyCache);
   add(tree, {1, 2, 3, 4}, 0);
@@ -131,7 +130,7 @@ TEST_CASE("radix cache: bad arguments are refused") {
   CHECK_THROWS_AS(tree.hash_of(0), std::invalid_argument);
   CHECK_THROWS_AS(page_hash({}, 0, 2), std::invalid_argument);
   const Ints ids{1, 2};
-  CHECK_FALSE(tree.record(0, span(ids), 1));
-  CHECK_THROWS_AS(tree.record(-1, span(ids), 0), std::invalid_argument);
+  CHECK_FALSE(tree.record(0, span_of(ids), 1));
+  CHECK_THROWS_AS(tree.record(-1, span_of(ids), 0), std::invalid_argument);
   tree.check_integrity();
 }

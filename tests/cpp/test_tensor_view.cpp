@@ -51,3 +51,18 @@ TEST_CASE("element sizes and names agree with torch") {
   CHECK(astrai::dtype_size(DType::kInt64) == 8);
   CHECK(std::string(astrai::dtype_name(DType::kBFloat16)) == "bfloat16");
 }
+
+TEST_CASE("row_major describes memory without gaps") {
+  float memory[6];
+  const TensorView t = astrai::row_major(memory, DType::kFloat32, {1, 2, 3});
+  CHECK(t.data == memory);
+  CHECK(t.device_type == astrai::kCpu);
+  CHECK(t.numel() == 6);
+  CHECK(t.stride(0) == 6);
+  CHECK(t.stride(1) == 3);
+  CHECK(t.stride(2) == 1);
+  CHECK(t.is_contiguous());
+  CHECK(astrai::row_major(nullptr, DType::kInt32, {0, 4}, astrai::kCuda, 1).device_idx == 1);
+  CHECK_THROWS_AS(astrai::row_major(memory, DType::kFloat32, {2, -1}), std::invalid_argument);
+  CHECK_THROWS_AS(astrai::row_major(memory, DType::kFloat32, {1, 1, 1, 1, 1, 1, 1, 1, 1}), std::invalid_argument);
+}

@@ -9,7 +9,7 @@
 // and freeing pages touches nothing but bits.
 //
 // PagePool takes pages one owner at a time and leaves sharing and eviction order to its RadixCache, which knows which
-// page is the prefix of which. Single-threaded.
+// page is the prefix of which. Single-threaded. Pages are numbers: the memory behind them is the caller's.
 #pragma once
 
 #include <cstddef>
@@ -32,17 +32,20 @@ class Allocator {
   void set_on_evict(std::function<void(int32_t)> on_evict) { on_evict_ = std::move(on_evict); }
 
   // A page with ref_count 1: the lowest free one, else the least recently cached one. -1 when all pages are held.
+  // O(n_pages / 4096).
   int32_t alloc();
-  // n pages with ref_count 1 into out [n]. False, and nothing changed, when fewer than n are free or cached.
+  // n pages with ref_count 1 into out [n]. False, and nothing changed, when fewer than n are free or cached. Throws
+  // std::invalid_argument when n is negative. O(n + n_pages / 4096).
   bool alloc_many(int64_t n, int32_t* out);
   // Drops one owner. The last one leaves the page cached (newest) or free. Throws std::invalid_argument on a page nobody holds.
+  // O(1), as are inc_ref, ref_count and touch; all of them throw std::invalid_argument on a number that is no page.
   void free(int32_t page, bool keep_cached = false);
   // free() of every page in order. Throws std::invalid_argument, and nothing changed, when one of them is not held or is
-  // listed more often than held.
+  // listed more often than held. O(pages).
   void free_many(Int32Span pages);
   // Adds an owner to a held or cached page. Throws std::invalid_argument on a free page.
   void inc_ref(int32_t page);
-  int32_t ref_count(int32_t page) const;
+  int32_t ref_count(int32_t page) const;  // owners; 0 for a free or cached page
   // Makes a cached page the most recently used one; other pages are left alone.
   void touch(int32_t page);
 
@@ -50,10 +53,10 @@ class Allocator {
   int64_t n_free() const { return free_.count(); }
   int64_t n_cached() const { return cached_.count(); }
   int64_t n_held() const { return n_pages() - n_free() - n_cached(); }
-  bool is_free(int32_t page) const { return free_.test(page); }
+  bool is_free(int32_t page) const { return free_.test(page); }  // precondition: 0 <= page < n_pages()
   // O(n_pages). Throws Error naming both sides of the equation that fails.
   void check_integrity() const;
-  int64_t state_bytes() const;
+  int64_t state_bytes() const;  // memory of the bookkeeping itself
 
  private:
   void check_page(const char* operation, int32_t page) const;

@@ -57,6 +57,7 @@ struct PagedDecodeCall {
 void attn_paged_decode(const PagedDecodeCall& call, void* stream);
 
 // ---- checked arguments, which the kernel works from; strides are in elements ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 struct PagedDecodeArgs {
   const void* q;                      // [batch, n_heads, head_dim]
   void *k_cache, *v_cache;            // [n_slots, n_kv_heads, head_dim]

@@ -35,6 +35,7 @@ struct PagedPrefillOptions {
 void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOptions& options, void* stream);
 
 // ---- checked arguments, which the launchers work from ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 struct PagedPrefillArgs {
   const void* q;
   const void *k_cache, *v_cache;

@@ -28,6 +28,8 @@
 // Padding rows (pad_to) fill a batch up to the size of a captured graph. Each computes token 0 at position 0 of a sequence
 // of length 1 in the pool's reserved slot, and names the table row max_batch_size: one past the pool's, a row that the
 // device table must have, filled with reserved_slot, before it is used with padding. They decode when all other rows do.
+//
+// Single-threaded, like the pool that it reads.
 #pragma once
 
 #include <array>

@@ -6,6 +6,7 @@
 //   words_    0110..  0000..  1000..   bit i of word w set <=> 64 * w + i is in the set
 //
 // Single-threaded.
+// A part of <astrai/allocator.h>, not an interface: it may change with any version (docs/developer/abi.md).
 #pragma once
 
 #include <cstddef>

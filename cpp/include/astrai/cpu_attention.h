@@ -1,4 +1,5 @@
 // Attention of one new token per request over its paged KV on the CPU, read in place through the token table.
+// Thread safe: calls from several threads take turns at the pool. The tensors' memory is the caller's; nothing is kept.
 #pragma once
 
 #include <cstdint>

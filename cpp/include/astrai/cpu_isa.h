@@ -1,6 +1,7 @@
 // Which instruction set the CPU kernels use. All sets are in every x86-64 build and the machine's best is chosen when
 // the kernel is called; other architectures have the portable set alone (4-lane vectors of the compiler: SSE2, NEON).
 // Results of different sets agree to rounding, not to the bit: a sum has as many partial sums as the set has lanes.
+// Thread safe.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@ enum class CpuIsa {
   kAvx512Bf16,  // "avx512bf16"  the same, with the pairwise bfloat16 dot product for bfloat16 x and weights
 };
 
-const char* cpu_isa_name(CpuIsa isa);
+const char* cpu_isa_name(CpuIsa isa);  // a literal, as above
 
 // The sets that this build has and this machine can run, best last; never empty.
 const std::vector<CpuIsa>& supported_cpu_isas();

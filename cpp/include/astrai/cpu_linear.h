@@ -1,4 +1,5 @@
 // Linear layer for few rows on the CPU: the decode step of a language model, where reading the weights is the cost.
+// Thread safe: calls from several threads take turns at the pool. The tensors' memory is the caller's; nothing is kept.
 #pragma once
 
 #include <cstdint>

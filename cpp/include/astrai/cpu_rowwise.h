@@ -1,6 +1,7 @@
 // The operations of a decoder between its matrix products, on the CPU. Each takes any number of rows and is one pass
 // over them; a row's result depends on that row alone, to the bit.
 // x, residual, gate_up and out are all float32 or all bfloat16; arithmetic is float32 and rounded once at the end.
+// Thread safe: calls from several threads take turns at the pool. The tensors' memory is the caller's; nothing is kept.
 // Tensors are contiguous unless it says otherwise. Throws std::invalid_argument naming the argument that does not fit.
 #pragma once
 

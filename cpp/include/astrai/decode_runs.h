@@ -13,6 +13,7 @@
 //
 // The decode kernel is given two arrays: the members in `order`, and units, each a split of a stack, which is up to stack_len
 // members of a run. Single-threaded; scratch memory is kept from call to call.
+// A part of <astrai/batch_plan.h>, not an interface: it may change with any version (docs/developer/abi.md).
 #pragma once
 
 #include <cstdint>

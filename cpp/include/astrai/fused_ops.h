@@ -49,6 +49,7 @@ void rotary_store_kv(const TensorView& q, const TensorView& k, const TensorView&
                      void* stream);
 
 // ---- checked arguments, which the launchers work from; the checks cover all but the device ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 struct RmsNormArgs {
   const void* x;            // [n_rows / n_inner, n_inner, row_len]
   void* residual;           // [n_rows, row_len], null for rms_norm; n_inner is 1 otherwise

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace astrai {
 
@@ -17,5 +18,10 @@ struct Int32Span {
   // The first n elements. Precondition: 0 <= n <= size.
   Int32Span head(int64_t n) const { return {values, n}; }
 };
+
+// All of a vector; valid as long as the vector is alive and unchanged.
+inline Int32Span span_of(const std::vector<int32_t>& values) {
+  return {values.data(), static_cast<int64_t>(values.size())};
+}
 
 }  // namespace astrai

@@ -3,6 +3,7 @@
 //   sentinel_ -> oldest -> ... -> newest -> sentinel_      next_/prev_ index by member; kAbsent when not in the list
 //
 // Every operation is O(1). Single-threaded.
+// A part of <astrai/allocator.h>, not an interface: it may change with any version (docs/developer/abi.md).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,8 @@
 // The GPU operations. Each one checks its tensors, launches on the caller's stream and returns: it allocates nothing,
 // never synchronises and can be captured into a CUDA graph. Bad tensors throw std::invalid_argument; an operation that
-// this build has no kernel for throws KernelUnavailableError. Thread safe.
+// this build has no kernel for throws KernelUnavailableError. Thread safe. A TensorView is read before the call returns; the
+// memory behind it is the caller's and must stay as it is until the stream has passed the call. `stream` is a cudaStream_t,
+// null for the default one.
 // The definitions are in astrai::cuda; a build without CUDA has definitions that check and then throw.
 #pragma once
 
@@ -44,6 +46,7 @@ void store_kv(const TensorView& k, const TensorView& v, const TensorView& k_cach
               const TensorView& out_cache_loc, void* stream);
 
 // ---- checked arguments, which the launchers work from ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 struct RotaryEmbArgs {
   const void* x;             // [n_batch, n_seq, n_heads, head_dim]
   const float* freqs;        // [n_batch, n_seq, rotary_dim / 2, 2]

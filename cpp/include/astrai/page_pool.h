@@ -12,7 +12,9 @@
 //   recorded  the tree; held by every row whose path in the tree runs through it                        freed by eviction
 // A row whose own page is a duplicate holds the tree's page too, so that no page outlives its prefix.
 //
-// A transaction (admit, extend, commit, release) happens whole or leaves the pool as it was. Single-threaded.
+// A transaction (admit, extend, append, commit, release and their batches) happens whole or leaves the pool as it was: an
+// exception or a refusal changes nothing. The pool owns its bookkeeping alone; the memory of the slots is the caller's.
+// Single-threaded: one thread, the scheduler's, owns a pool. Movable, not copyable; BatchPlan and others point to it.
 #pragma once
 
 #include <cstddef>
@@ -53,13 +55,15 @@ class PagePool {
 
   // Takes a row for a prompt: holds the cached prefix under the namespace (never the last prompt token), allocates pages for
   // the rest, evicting unheld ones as needed, and writes the table row. nullopt when row or pages are lacking now.
-  // Throws std::invalid_argument when even an empty pool could not hold the prompt (see fits).
+  // Throws std::invalid_argument when even an empty pool could not hold the prompt (see fits). O(prompt + pages evicted).
   std::optional<Admission> admit(Int32Span token_ids, const std::string& namespace_name = "");
   // Whether admit() of n_tokens ids would succeed now if nothing of them were cached.
   bool can_admit(int64_t n_tokens) const;
   // Whether an empty pool could admit n_tokens ids: 1 <= n_tokens < max_seq_len, and no more pages than there are.
   bool fits(int64_t n_tokens) const;
   // Slots for all positions below new_len. False, and nothing changed, when pages are lacking or new_len > max_seq_len.
+  // O(1) while the row's last page has room, else O(pages taken and evicted). Throws std::invalid_argument, as do all that
+  // take a row, on one that is not in use.
   bool extend(int32_t req_idx, int64_t new_len);
   // extend() in order; returns how many succeeded before the first that did not. Throws before any change on a bad row.
   int64_t extend_batch(Int32Span req_indices, Int32Span new_lens);
@@ -73,11 +77,11 @@ class PagePool {
   void settle(Int32Span req_indices, Int32Span token_ids);
   // The row's first n_written tokens are in KV by a completed forward: records their whole pages in the tree. Returns the
   // number of pages recorded. Throws std::invalid_argument when n_written exceeds the row's slots or its tokens
-  // of known id.
+  // of known id. The same n_written again changes nothing. O(tokens since the last commit), amortised.
   int64_t commit(int32_t req_idx, int64_t n_written);
-  // Drops the row: recorded pages stay cached unless another row holds them, the others become free.
+  // Drops the row: recorded pages stay cached unless another row holds them, the others become free. O(pages).
   void release(int32_t req_idx);
-  // Evicts every cached page; returns how many.
+  // Evicts every cached page; returns how many. O(pages).
   int64_t flush_cache();
 
   bool is_contiguous() const { return !allocator_.has_value(); }

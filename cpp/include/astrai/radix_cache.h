@@ -10,7 +10,8 @@
 //   insert(node, ids, pages)   record pages below it, hold on   evict(page)    this page and all below it go
 //   unlock(node)               let go: newest in the order of use
 //
-// Any page size >= 1. Single-threaded.
+// Page numbers are the caller's: the tree copies ids and numbers, and never frees what it evicts. Any page size >= 1.
+// Single-threaded. Movable, not copyable.
 #pragma once
 
 #include <cstddef>
@@ -74,39 +75,47 @@ uint64_t page_hash(Int32Span ids, int64_t page_idx, int32_t page_size, uint64_t 
 
 class RadixCache {
  public:
-  // hash_bits below 64 forces collisions in the child table (for tests); it never changes a result.
+  // hash_bits below 64 forces collisions in the child table (for tests); it never changes a result. Throws
+  // std::invalid_argument unless page_size >= 1 and 0 <= hash_bits <= 64.
   explicit RadixCache(int32_t page_size, int hash_bits = 64);
 
   // Longest cached prefix of ids in whole pages. Changes nothing, not even the order of use.
+  // O(matched ids).
   RadixMatch lookup(Int32Span ids, const std::string& namespace_name = "") const;
-  // Why `match`, the result of lookup() with the same arguments, is not longer.
+  // Why `match`, the result of lookup() with the same arguments, is not longer. Precondition: the tree has not changed since.
   RadixMiss explain_miss(const RadixMatch& match, Int32Span ids) const;
-  // Appends the matched pages to out.
+  // Appends the matched pages to out, the first page of the prompt first. Precondition as above. O(pages).
   void append_pages(const RadixMatch& match, std::vector<int32_t>& out) const;
 
-  // Holds a fresh match and returns the held node, to be given to unlock() once. May split the edge at the match's end.
+  // Holds a match and returns the held node, to be given to unlock() once. May split the edge at the match's end.
+  // Precondition: the match came from lookup() in the same namespace, and the tree has not changed since. An empty match is
+  // held at the root. O(edges of the path + pages of the edge that is split).
   int32_t lock(const RadixMatch& match, const std::string& namespace_name = "");
+  // Precondition: `node` came from lock() or insert() and was not given to either since. O(edges of the path).
   void unlock(int32_t node);
   // Records `pages` with their page_size ids each below the held node `node`; the caller's hold moves to the returned node,
   // at the end of them. Where the tree has a page with the same ids it keeps its own. *n_recorded (if given) gets the
   // number of pages that are in the tree now and were not before: always the last ones of `pages`.
-  // Throws std::invalid_argument when one of those is in the tree elsewhere.
+  // Throws std::invalid_argument when one of those is in the tree elsewhere. Precondition: `ids` has page_size ids for each
+  // page. O(ids), amortised.
   int32_t insert(int32_t node, const int32_t* ids, Int32Span pages, int64_t* n_recorded = nullptr);
 
   // Records one page: page logical_page_idx of ids. True if the tree holds it now and did not before. False, and nothing
   // changed, when that page is not whole, its predecessor is not in the tree, or the tree has a page in this place.
+  // O(ids).
   bool record(int32_t page, Int32Span ids, int64_t logical_page_idx, const std::string& namespace_name = "");
 
   // Evicts up to n_pages unheld pages, least recently used first, appends them to out and returns how many.
+  // O(pages evicted).
   int64_t evict_lru(int64_t n_pages, std::vector<int32_t>& out);
   // Evicts a page with everything below it, appending them to out; nothing happens when the tree has no such page.
-  // Throws Error when one of them is held.
+  // Throws Error, and nothing changed, when one of them is held. O(pages below).
   void evict(int32_t page, std::vector<int32_t>& out);
 
   bool has_page(int32_t page) const { return nodes_.node_of(page) >= 0; }
   // Live holders of a page, 0 if none or not in the tree.
   int32_t ref_count(int32_t page) const;
-  // page_hash() of the page chained over all pages before it. Throws std::invalid_argument if the tree has no such page.
+  // page_hash() of the page chained over all pages before it. O(ids before it). Throws std::invalid_argument if the tree has no such page.
   uint64_t hash_of(int32_t page) const;
   // At most max_pages pages, parents first.
   std::vector<RadixPageView> snapshot(int64_t max_pages) const;

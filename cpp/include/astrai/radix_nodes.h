@@ -8,6 +8,7 @@
 // each. Two edges below one node differ within their first page. A child is found through a table keyed by (parent, hash of
 // the edge's first page); the hash only picks candidates, the token ids decide.
 // Single-threaded. Nodes refer to each other by index; indices are used again after a removal.
+// A part of <astrai/radix_cache.h>, not an interface: it may change with any version (docs/developer/abi.md).
 #pragma once
 
 #include <cstddef>

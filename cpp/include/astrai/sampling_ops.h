@@ -69,6 +69,7 @@ void top_logprobs(const TensorView& logits, const TensorView& token_ids, const T
 int64_t top_logprobs_workspace_bytes(int64_t batch, int64_t vocab_size);
 
 // ---- how the launchers cut a row, and the arguments that they work from ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 constexpr int kSubsetVecs = 4;       // vectors of 8 logits that one thread of the scan looks at: a subset
 constexpr int kScanThreads = 256;    // subsets of one chunk; vector j of subset t is vector j * kScanThreads + t of it
 constexpr int kChunkTokens = kScanThreads * kSubsetVecs * 8;

@@ -5,6 +5,7 @@
 //   ShapeCheck check("rotary_emb");
 //   check.shape("x", x, {"T", "H", "D"}).dtype("x", x, {DType::kBFloat16, DType::kFloat16});
 //   check.shape("freqs", freqs, {"T", check.size("D") / 2, 2});
+// A part of the operations (<astrai/ops.h>), not an interface: it may change with any version (docs/developer/abi.md).
 #pragma once
 
 #include <array>

@@ -6,7 +6,7 @@
 // text, begins and ends between characters.
 //
 // The match that is complete first wins; of several that end at the same byte, the longest. This depends on the text
-// alone, never on how it is cut into pieces.
+// alone, never on how it is cut into pieces. Single-threaded; copies go on from where the original is.
 #pragma once
 
 #include <cstddef>
@@ -35,9 +35,10 @@ class StopMatcher {
   // again with the rest: matches that overlap the last one are found too. O(piece bytes x stops), amortised.
   std::optional<StopMatch> advance(std::string_view piece);
 
-  // Bytes at the end of the text read that could be the beginning of a stop string: the longest such tail.
+  // Bytes at the end of the text read that could be the beginning of a stop string: the longest such tail. O(stops).
   std::size_t n_held() const;
 
+  // Precondition: stop_idx is below the number of stop strings.
   const std::string& stop(std::size_t stop_idx) const { return patterns_[stop_idx].text; }
 
  private:

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
 
 #include "astrai/dtype.h"
 
@@ -51,5 +53,26 @@ struct TensorView {
     return static_cast<T*>(data);
   }
 };
+
+// A row-major tensor without gaps over memory that the caller owns: GPU memory when device_type is kCuda. Throws
+// std::invalid_argument for more than kMaxDims sizes or a negative one.
+inline TensorView row_major(void* data, DType dtype, std::initializer_list<int64_t> shape, int device_type = kCpu,
+                            int device_idx = 0) {
+  if (shape.size() > kMaxDims) throw std::invalid_argument("row_major: a shape of more than 8 sizes");
+  TensorView t;
+  t.data = data;
+  t.device_type = device_type;
+  t.device_idx = device_idx;
+  t.dtype = dtype;
+  t.ndim = static_cast<int>(shape.size());
+  int64_t stride = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    t.shape[i] = shape.begin()[i];
+    if (t.shape[i] < 0) throw std::invalid_argument("row_major: a negative size");
+    t.strides[i] = stride;
+    stride *= t.shape[i];
+  }
+  return t;
+}
 
 }  // namespace astrai

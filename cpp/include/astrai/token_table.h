@@ -5,7 +5,7 @@
 //   special_   0     1  0                  one flag an id
 //
 // A piece need not be whole characters: byte-level tokenizers split one character over several ids. A model without
-// a tokenizer has a table whose pieces are all empty. Immutable after construction, so any number of threads may read.
+// a tokenizer has a table whose pieces are all empty. It owns a copy of the bytes. Immutable after construction, so any number of threads may read.
 #pragma once
 
 #include <cstddef>

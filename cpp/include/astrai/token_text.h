@@ -8,7 +8,7 @@
 // Ends: a stop token, the first complete stop string, or max_tokens; a match beats max_tokens on the same token. A
 // character cut off by the end is left out. Both kinds of stop are off while fewer than min_tokens were pushed: a stop
 // string that is complete before that is ordinary text, and so is the text of a stop token.
-// Single-threaded: one thread, the scheduler's, owns a TextStreams.
+// Single-threaded: one thread, the scheduler's, owns a TextStreams. Any number of them may share one TokenTable.
 #pragma once
 
 #include <cstddef>
@@ -51,15 +51,17 @@ struct TextEvent {
 // The text of one request.
 class TextStream {
  public:
+  // The table must outlive the stream. Throws std::invalid_argument naming the option that is refused.
   TextStream(const TokenTable& table, TextOptions options);
 
   // Takes one token and appends what it releases to event.text; sets the other fields but the handle.
-  // Preconditions: !is_finished(), the table contains token_id.
+  // Preconditions: !is_finished(), the table contains token_id. O(bytes of the piece x stops), amortised.
   void push(std::int64_t token_id, TextEvent& event);
   // Ends the stream from outside (cancelled, out of room) and returns the text that was held. Idempotent.
   std::string finish();
 
   bool is_finished() const { return is_finished_; }
+  // Everything released so far; valid until the next push or finish.
   std::string_view text() const { return std::string_view(text_).substr(0, n_released_); }
 
  private:
@@ -82,9 +84,9 @@ class TextStream {
 // Streams by handle. A handle is never given out twice: one that was closed stays invalid.
 class TextStreams {
  public:
-  explicit TextStreams(std::shared_ptr<const TokenTable> table);
+  explicit TextStreams(std::shared_ptr<const TokenTable> table);  // not null
 
-  // Throws std::invalid_argument naming the option that is refused.
+  // Starts a stream and returns its handle. Throws std::invalid_argument naming the option that is refused.
   std::int64_t open(TextOptions options);
 
   // Pushes token_ids[i] to the stream handles[i]. Returns an event for every stream that released text or ended, in

@@ -4,6 +4,7 @@
 // into U+FFFD as soon as that is known: one for each maximal subpart of an ill-formed sequence (Unicode 16.0, section
 // 3.9, "U+FFFD Substitution of Maximal Subparts"), which is also what Python's bytes.decode("utf-8", "replace") does.
 // The one difference: a sequence cut off by the end of the text is in neither the text nor replaced; it stays held.
+// Single-threaded; a copy goes on from where the original is.
 #pragma once
 
 #include <cstddef>
