@@ -13,10 +13,13 @@ endfunction()
 astrai_option_from_environment(ASTRAI_WITH_CUDA AUTO "Compile cuda/: AUTO (when a working nvcc is found), ON or OFF")
 astrai_option_from_environment(ASTRAI_CUDA_ARCHS "" "GPU architectures, such as 80;90a; empty: the GPU that is there, else 80;90a")
 astrai_option_from_environment(ASTRAI_HEAD_DIMS "32;64;96;128;256" "Head sizes that kernels are compiled for")
-# Inside another project (add_subdirectory, FetchContent) only the libraries are built.
-option(ASTRAI_BUILD_PYTHON "Build the Python extension astrai._C" ${PROJECT_IS_TOP_LEVEL})
+if(NOT PROJECT_IS_TOP_LEVEL)  # inside another project (add_subdirectory, FetchContent) only the libraries are built
+  set(ASTRAI_BUILD_PYTHON OFF CACHE BOOL "Build the Python extension astrai._C")
+  set(ASTRAI_INSTALL OFF CACHE BOOL "Add the rules of cmake --install")
+endif()
+option(ASTRAI_BUILD_PYTHON "Build the Python extension astrai._C; inside another project OFF" ON)
 option(ASTRAI_BUILD_TESTS "Build the C++ tests" OFF)
-option(ASTRAI_INSTALL "Add the rules of cmake --install" ${PROJECT_IS_TOP_LEVEL})
+option(ASTRAI_INSTALL "Add the rules of cmake --install; inside another project OFF" ON)
 option(ASTRAI_INPLACE "Write _C into python/astrai (development)" OFF)
 set(ASTRAI_SANITIZE "" CACHE STRING "Sanitizers for all C++ code, such as address,undefined")
 

@@ -43,6 +43,7 @@ void moe_down(const TensorView& gated, const TensorView& down, const TensorView&
 void moe_combine(const TensorView& parts, const TensorView& weights, const TensorView& out, void* stream);
 
 // ---- checked arguments, which the launchers work from; the checks cover all but the device ----
+// From here on not an interface: between astrai::core and astrai::cuda, it may change with any version.
 struct MoeRouteArgs {
   const void* logits;  // [n_rows, n_experts]
   int32_t* ids;        // [n_rows, n_active]

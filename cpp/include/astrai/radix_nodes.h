@@ -41,6 +41,9 @@ class RadixNodes {
   // hash_bits: how many bits of a page's hash the child table uses; 0 makes all siblings collide (for tests).
   // Throws std::invalid_argument unless page_size >= 1 and 0 <= hash_bits <= 64.
   RadixNodes(int32_t page_size, int hash_bits);
+  // Nodes own their edges: what holds a tree is moved, never copied.
+  RadixNodes(RadixNodes&&) = default;
+  RadixNodes& operator=(RadixNodes&&) = default;
 
   const RadixNode& operator[](int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
   RadixNode& operator[](int32_t node) { return nodes_[static_cast<size_t>(node)]; }
