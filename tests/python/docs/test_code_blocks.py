@@ -68,7 +68,7 @@ def test_bash_blocks_run_against_a_server(
 def test_engine_blocks_of_a_page_run_in_order(
     document: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("astrai.models.loader.fetch_default_model", lambda progress: tiny_folder)
+    monkeypatch.setattr("astrai.models.source.fetch_default_model", lambda progress: tiny_folder)
     names: dict[str, Any] = {}
     try:
         for block in marked_blocks(document):
