@@ -16,6 +16,8 @@ from astrai.models.errors import ModelLoadError
 from astrai.models.families import Family, LayerNames
 from astrai.models.gguf_file import GGUFTensor
 from astrai.models.gguf_parts import GGUFParts
+from astrai.models.tensor_copy import is_finite
+from astrai.models.weights import not_finite
 
 __all__ = ["GGUF_TOP_NAMES", "GGUFSource", "gguf_layer_names", "read_vector"]
 
@@ -113,7 +115,10 @@ class GGUFSource:
             n_rows = tensor.n_bytes // tensor.row_bytes // len(matrices)
             for number, matrix in enumerate(matrices):
                 self._fill(tensor, number * n_rows, matrix.view(n_rows, -1), row_index)
-        self._parts.file_of(tensor).forget_pages()
+        file = self._parts.file_of(tensor)
+        if not is_finite(out):  # scales of blocks may be anything
+            raise not_finite(file.path, tensor.name, out.dtype)
+        file.forget_pages()
 
     def _fill(
         self, tensor: GGUFTensor, first: int, out: torch.Tensor, row_index: torch.Tensor | None

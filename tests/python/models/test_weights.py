@@ -19,6 +19,7 @@ from toy_models import llama, llama_interleaved, qwen3, reference_logits, write_
 
 from astrai import _C
 from astrai.models import ModelLoadError, load_model, weights_gguf
+from astrai.models.gguf_file import GGUFFile
 from astrai.models.gguf_parts import GGUFParts
 from astrai.models.llama import LLAMA
 from astrai.models.weights import interleaved_rows
@@ -368,6 +369,18 @@ def test_a_pickle_is_not_executed_whatever_its_name(tmp_path: Path, name: str) -
     assert not marker.exists()
     pickle.loads(pickle.dumps(_Bomb(marker)))
     assert marker.exists(), "the bomb is none"
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0])
+def test_a_gguf_tensor_with_a_value_that_is_not_finite_is_named(tmp_path: Path, kind: Kind) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, llama(), kind)
+    tensor = GGUFFile(path).tensors["blk.1.ffn_down.weight"]
+    raw = bytearray(path.read_bytes())
+    infinity = {Kind.F32: b"\0\0\x80\x7f"}.get(kind, b"\0\x7c")  # the scale of a Q8_0 block
+    raw[tensor.offset : tensor.offset + len(infinity)] = infinity
+    path.write_bytes(raw)
+    assert f"{path}: tensor 'blk.1.ffn_down.weight' holds NaN or infinite" in refused(path)
 
 
 def test_a_gguf_without_a_needed_tensor_is_named(tmp_path: Path) -> None:
