@@ -40,7 +40,7 @@ class Ingress:
             checkpoint.tokenizer,
             checkpoint.chat_template,
             config.vocab_size,
-            settings.max_seq_len or config.max_position_embeddings,
+            settings.max_seq_len or config.context_len,
             settings,
         )
         routes = PromptRoutes(text)

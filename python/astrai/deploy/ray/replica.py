@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from ray import serve
@@ -27,12 +27,14 @@ class EngineReplica:
     """Answers forwarded requests. Ray makes it, asks after its health, drains it and ends it."""
 
     async def __init__(self, settings: ServerSettings) -> None:  # type: ignore[misc]
+        self._running = AsyncExitStack()  # first: Ray also ends what could not be made
         configure_logging(settings)
         self._name: str = serve.get_replica_context().replica_id.unique_id
         _, self._engine = await asyncio.to_thread(load_engine, settings)
+        self._running.push_async_callback(asyncio.to_thread, self._engine.shutdown)
         self._app = create_app(self._engine, settings, response_id_prefix(self._name))
-        self._lifespan = self._app.router.lifespan_context(self._app)
-        await self._lifespan.__aenter__()
+        lifespan = self._app.router.lifespan_context(self._app)
+        await self._running.enter_async_context(lifespan)
         quiet_collector()
 
     async def answer(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
@@ -61,8 +63,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Called by Ray when the open requests have ended or had their time."""
-        await self._lifespan.__aexit__(None, None, None)
-        await asyncio.to_thread(self._engine.shutdown)
+        await self._running.aclose()
 
 
 async def _no_such_replica(scope: Any, receive: Any, send: Any) -> None:
