@@ -13,9 +13,17 @@ PAGE = ROOT / "docs" / "guide" / "troubleshooting.md"
 FOLDERS = ("python/astrai", "cpp/include", "cpp/src", "cpp/bindings", "cuda", "cmake", "docker")
 KINDS = {".py", ".h", ".cpp", ".cu", ".cuh", ".cmake", ".in", ".sh", ""}
 # Words of other programs, which reach the user through ours.
-FOREIGN = {"Address already in use", "Input should be"}
-# Values that the page shows where a message has any.
-VALUES = r"model\.safetensors(?:\.index\.json)?|cuda, torch_native, flash|\bcuda\b|a whole number"
+FOREIGN = {
+    "Address already in use",
+    "Input should be",
+    "Requires-Python >=",
+    "requires a different Python",
+}
+# What the page shows where the code puts a message together.
+VALUES = (
+    r"or newer|model\.safetensors(?:\.index\.json)?|cuda, torch_native, flash|\bcuda\b"
+    r"|a whole number"
+)
 
 
 def rows() -> list[list[str]]:
