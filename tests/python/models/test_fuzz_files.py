@@ -26,7 +26,7 @@ from astrai.models.weights import check_weights
 
 SPARE_BYTES = 2 << 30  # beyond what the process has mapped; threads take some of it
 FUZZ = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

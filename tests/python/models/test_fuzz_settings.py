@@ -17,7 +17,7 @@ from astrai.models.config_gguf import RopeVectors, config_from_gguf
 from astrai.models.config_hf import config_from_hf
 from astrai.text.gguf_tokenizer import tokenizer_from_gguf
 
-FUZZ = settings(max_examples=100, deadline=None)
+FUZZ = settings(max_examples=60, deadline=None)
 OPTIONAL = (
     *("layer_types", "rope_scaling", "rope_parameters", "rope_theta", "rope_local_base_freq"),
     *("partial_rotary_factor", "original_max_position_embeddings", "sliding_window"),

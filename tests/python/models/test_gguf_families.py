@@ -57,12 +57,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
 }
 # transformers keeps experts fused, so their quantised weights have no place there.
-CASES = [
-    (name, kind)
-    for name in MODELS
-    for kind in (Kind.F32, Kind.Q8_0, Kind.Q5_1)
-    if kind is Kind.F32 or name not in ("mixtral", "qwen2_moe", "qwen3_moe")
-]
+FUSED = ("mixtral", "qwen2_moe", "qwen3_moe")
+CASES = [(name, Kind.F32 if name in FUSED else Kind.Q8_0) for name in MODELS]
+CASES += [("llama", kind) for kind in (Kind.F32, Kind.Q5_0, Kind.Q5_1)]
 
 
 def our_logits(path: Path) -> torch.Tensor:
