@@ -109,8 +109,7 @@ class CausalLM:
     def parameters(self) -> list[torch.Tensor]:
         """Every weight once; a tied embedding is not counted again as the head."""
         found = [self.embedding, self.final_norm]
-        if self.lm_head.weight is not self.embedding:
-            found.append(self.lm_head.weight)
+        found += [weight for weight in self.lm_head.tensors() if weight is not self.embedding]
         for layer in self.layers:
             found += layer.tensors()
         return found
