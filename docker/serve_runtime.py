@@ -16,6 +16,11 @@ import shlex
 import sys
 from pathlib import Path
 
+if sys.version_info < (3, 10):  # noqa: UP036 - the machine's Python, not the package's
+    sys.exit(
+        f"serve_runtime.py: Python 3.10 or newer is needed, this is {sys.version.split()[0]}; "
+        "name another: PYTHON=python3.12 scripts/serve.sh ..."
+    )
 try:
     import yaml  # noqa: F401
 except ImportError:

@@ -191,10 +191,16 @@ def test_a_bad_file_ends_with_status_2_and_names_the_key(machine: Machine) -> No
     assert str(config) in done.stderr and "server.prot" in done.stderr and "'port'" in done.stderr
 
 
-def test_a_missing_python_or_pyyaml_is_named(machine: Machine) -> None:
+def test_a_missing_or_old_python_and_a_missing_pyyaml_are_named(machine: Machine) -> None:
     config = write(machine.folder, CPU)
     done = machine.serve_sh("status", config, PYTHON="python9")
     assert done.returncode == 2 and "python9" in done.stderr and "python3-yaml" in done.stderr
+    old = (
+        "import runpy, sys; sys.version_info = (3, 8); del sys.argv[0]; runpy.run_path(sys.argv[0])"
+    )
+    machine.install("old-python", f"#!/bin/sh\nexec {{python}} -c '{old}' \"$@\"\n")
+    done = machine.serve_sh("status", config, PYTHON="old-python")
+    assert done.returncode == 2 and "3.10 or newer" in done.stderr
     machine.install("bare-python", '#!/bin/sh\nexec {python} -S -I "$@"\n')
     done = machine.serve_sh("status", config, PYTHON="bare-python")
     assert done.returncode == 2 and "python3-yaml" in done.stderr
