@@ -11,16 +11,7 @@ using astrai::TensorView;
 namespace {
 
 TensorView row_major(std::initializer_list<int64_t> shape, DType dtype = DType::kFloat32) {
-  TensorView t;
-  t.dtype = dtype;
-  t.ndim = static_cast<int>(shape.size());
-  int64_t stride = 1;
-  for (int i = t.ndim - 1; i >= 0; --i) {
-    t.shape[i] = shape.begin()[i];
-    t.strides[i] = stride;
-    stride *= t.shape[i];
-  }
-  return t;
+  return astrai::row_major(nullptr, dtype, shape);
 }
 
 }  // namespace
