@@ -26,8 +26,8 @@ _MAX_HOLDERS = 8  # engines remembered for one page
 # Pages that place a prompt nobody has seen: enough to tell one long instruction from another, few
 # enough that prompts with the same instruction meet.
 _LEADING_PAGES = 16
-# A page that many prompts begin with, such as the start of a chat template, says nothing.
-_MIN_SHARE = 0.5
+# A page that many prompts begin with, such as the start of a chat template, says little.
+_MIN_SHARE = 0.25
 
 
 def page_keys(token_ids: Sequence[int], page_size: int) -> list[int]:

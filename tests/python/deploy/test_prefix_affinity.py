@@ -151,7 +151,7 @@ def test_a_beginning_that_all_prompts_have_draws_nothing() -> None:
     affinity = PrefixAffinity(8)
     affinity.record(page_keys([*start, 1], 16), "engine-0")
 
-    firsts = {affinity.rank(page_keys([*start, *[n] * 64], 16), idle(NAMES))[0] for n in range(60)}
+    firsts = {affinity.rank(page_keys([*start, *[n] * 80], 16), idle(NAMES))[0] for n in range(60)}
 
     assert len(firsts) > 4
 
