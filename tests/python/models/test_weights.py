@@ -19,7 +19,7 @@ from toy_models import llama, llama_interleaved, qwen3, reference_logits, write_
 
 from astrai import _C
 from astrai.models import ModelLoadError, load_model, weights_gguf
-from astrai.models.gguf_file import GGUFFile
+from astrai.models.gguf_file import GGUFFile, GGUFTensor
 from astrai.models.gguf_parts import GGUFParts
 from astrai.models.llama import LLAMA
 from astrai.models.weights import interleaved_rows
@@ -381,6 +381,24 @@ def test_a_gguf_tensor_with_a_value_that_is_not_finite_is_named(tmp_path: Path, 
     raw[tensor.offset : tensor.offset + len(infinity)] = infinity
     path.write_bytes(raw)
     assert f"{path}: tensor 'blk.1.ffn_down.weight' holds NaN or infinite" in refused(path)
+
+
+@pytest.mark.parametrize("type_name", _C.BLOCK_FORMATS)
+def test_a_block_is_sound_as_long_as_its_values_are_finite(type_name: str) -> None:
+    n_values, n_bytes = _C.BLOCK_FORMATS[type_name]
+    tensor = GGUFTensor("t", (1, n_values), type_name, 0, n_bytes, n_bytes)
+    rng = np.random.default_rng(5)
+    n_sound = 0
+    for at in range(200):
+        packed = rng.integers(0, 256, (1, n_bytes), dtype=np.uint8)
+        packed[0, (at + 1) % n_bytes] |= 0x7C  # somewhere, a scale that is not finite
+        out = torch.empty(1, n_values)
+        _C.dequantize(packed, type_name, out)
+        is_sound = weights_gguf._is_sound(packed, tensor, out)
+        if is_sound:
+            assert out.isfinite().all()
+        n_sound += is_sound
+    assert 0 < n_sound < 200
 
 
 def test_a_gguf_without_a_needed_tensor_is_named(tmp_path: Path) -> None:
