@@ -10,7 +10,6 @@ from typing import Any
 __all__ = ["PREFIX", "Piece", "Vocabulary", "read_vocabulary"]
 
 PREFIX = "tokenizer.ggml."
-_MAX_CHARSMAP_BYTES = 1 << 24  # published ones take 240 kB
 
 
 class Piece(IntEnum):
@@ -76,16 +75,12 @@ class Vocabulary:
     def charsmap(self) -> bytes | None:
         """SentencePiece's compiled rules of normalisation, None without any."""
         value = self.metadata.get(PREFIX + "precompiled_charsmap")
-        numbers = _numbers(value)
-        if value is None or (numbers is not None and not numbers):
+        if value is None:
             return None
-        is_bytes = numbers is not None and len(numbers) <= _MAX_CHARSMAP_BYTES
-        if not is_bytes or not all(
-            isinstance(n, int) and not isinstance(n, bool) and -128 <= n < 256
-            for n in numbers or ()
-        ):
+        if str(getattr(value, "dtype", None)) not in ("uint8", "int8"):
             raise ValueError(f"{PREFIX}precompiled_charsmap must be an array of bytes.")
-        return bytes(n & 255 for n in numbers or ())
+        rules: bytes = value.tobytes()
+        return rules or None
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
