@@ -11,8 +11,8 @@ bring_ccache() {
     echo "ccache: none here; each build compiles everything"
     return
   fi
-  # Paths below the checkout count relative to the build folder, so that an unpacked sdist finds what the checkout compiled.
-  export CCACHE_DIR=$1 CCACHE_BASEDIR=$PWD
+  # Sources count relative to the build folder, so that an unpacked sdist finds what the checkout compiled.
+  export CCACHE_DIR=$1 CCACHE_BASEDIR=$PWD/cpp
   export CMAKE_CXX_COMPILER_LAUNCHER=ccache
   echo "ccache: $(command -v ccache)"
 }

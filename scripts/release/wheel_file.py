@@ -66,7 +66,8 @@ def metadata_field(wheel: Path, field: str) -> str:
 def contents(wheel: Path) -> dict[str, bytes]:
     """Every file of the wheel by name; their times and order left out."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in sorted(archive.namelist())}
+        names = sorted(name for name in archive.namelist() if not name.endswith("/"))
+        return {name: archive.read(name) for name in names}
 
 
 def with_local_version(wheel: Path, local: str, folder: Path) -> Path:
