@@ -158,6 +158,8 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            # A shell that starts the tests in its background has SIGINT ignored for all of them.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
             env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER), "TERM": "dumb"},
         )
         os.close(slave)
