@@ -15,10 +15,10 @@ import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine
+from forwarded_front import Front
 from starlette.testclient import TestClient
 
 from astrai.server import ServerSettings, create_app
-from conftest import Front
 
 HELLO = [{"role": "user", "content": "Hello"}]
 REFUSED = [{"role": "user", "content": "refuse me"}]

@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 import pytest
+from forwarded_front import Front, text_link
 
 from astrai.deploy.forwarded import Route
 from astrai.deploy.prefix_affinity import page_keys
 from astrai.deploy.prompt_routes import PromptRoutes
 from astrai.server import ServerSettings
-from conftest import Front, text_link
 
 LONG = "Answer like a fox who lives near a river and likes the cold morning air. " * 2
 MESSAGES = [{"role": "user", "content": LONG}]
