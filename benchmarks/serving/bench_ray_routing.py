@@ -1,5 +1,5 @@
-"""Prefix hits behind Ray Serve by how requests are routed: to the replica that has their pages, by
-Ray's own choice, at random.
+"""Prefix hits behind Ray Serve by how requests are routed: to the replica that has their pages, to
+the least loaded one, at random.
 
     python benchmarks/serving/bench_ray_routing.py [--n 60] [--out benchmarks/results]
 
@@ -27,7 +27,7 @@ from ray import serve
 
 from astrai.deploy.ray import app
 
-ROUTINGS = ("prefix", "power_of_two", "random")
+ROUTINGS = ("prefix", "least_loaded", "random")
 N_TOKENS = 384
 N_OUTPUT = 2
 KV_TOKENS = 2048
@@ -90,7 +90,7 @@ def main() -> None:
             "num_replicas": N_REPLICAS,
             "kv_tokens": KV_TOKENS,
             "max_batch_size": N_OPEN,
-            "routing": "prefix" if routing == "prefix" else "power_of_two",
+            "routing": "prefix" if routing == "prefix" else "least_loaded",
         }
         serve.run(app(args), name="astrai")
         rows.append(measure(f"http://127.0.0.1:{port}", routing, prompts))

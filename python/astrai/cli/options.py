@@ -48,6 +48,14 @@ class Option:
             return tuple(part for item in items for part in self._check_item(item, where))
         return self._check_one(value, where)
 
+    def check_text(self, text: str, where: str) -> Any:
+        """As `check`, for a value spelled as on a command line: 4096, 0.5, true."""
+        try:
+            value = _WORDS[text.lower()] if self.kind is bool else self.kind(text)
+        except (KeyError, ValueError):
+            raise OptionError(f"{where} should be {_KINDS[self.kind]}, got {text!r}") from None
+        return self.check(value, where)
+
     def _check_item(self, item: Any, where: str) -> tuple[Any, ...]:
         """The items that one text stands for."""
         self._check_one(item, where)
@@ -75,6 +83,7 @@ class Option:
         return value
 
 
+_WORDS = {"true": True, "false": False}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -146,14 +155,7 @@ def _shown(value: Any) -> str:
 def _parser_of(option: Option, flag: str) -> Any:
     def parse(text: str) -> Any:
         try:
-            value = option.kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"{flag} should be {_KINDS[option.kind]}, got {text!r}"
-            ) from None
-        try:
-            check = option._check_item if option.many else option._check_one
-            return check(value, flag)
+            return option.check_text(text, flag)
         except OptionError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 

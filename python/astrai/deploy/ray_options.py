@@ -17,7 +17,6 @@ __all__ = ["RayOptions", "read_options"]
 
 # Who listens where is Ray's matter.
 _OF_RAY = frozenset({"host", "port", "ssl_certfile", "ssl_keyfile"})
-_WORDS = {"true": True, "false": False}
 
 
 class RayOptions(BaseModel):
@@ -47,10 +46,10 @@ class RayOptions(BaseModel):
         None, ge=0, description="GPUs that an engine takes; left out: 1 where device is cuda"
     )
     ingress_replicas: int = Field(1, ge=1, description="processes that read and route requests")
-    routing: Literal["prefix", "power_of_two"] = Field(
+    routing: Literal["prefix", "least_loaded"] = Field(
         "prefix",
-        description="prefix: to the engine that has the prompt's pages; power_of_two: Ray's own, "
-        "the less loaded of two drawn at random",
+        description="prefix: to the engine that has the prompt's pages; least_loaded: without a "
+        "look at them",
     )
     max_lead: int | None = Field(
         None,
@@ -67,7 +66,8 @@ def read_options(args: Mapping[str, Any]) -> tuple[RayOptions, ServerSettings]:
     Raises OptionError naming the key at fault and what is accepted."""
     of_server = server_options()
     options = {name: option for option in of_server for name in option.names}
-    given = {name.replace("-", "_"): value for name, value in args.items()}
+    # None is a key without a value in a YAML file: its default, as there.
+    given = {name.replace("-", "_"): value for name, value in args.items() if value is not None}
     path = given.pop("config", None)
     settings = from_environment(of_server)
     if path is not None:
@@ -78,7 +78,8 @@ def read_options(args: Mapping[str, Any]) -> tuple[RayOptions, ServerSettings]:
             of_ray[name] = value
         else:
             option = _server_option(name, options)
-            settings[option.field] = option.check(_typed(option, value), name)
+            check = option.check_text if isinstance(value, str) else option.check
+            settings[option.field] = check(value, name)
     return _ray_options(of_ray), ServerSettings(**settings)
 
 
@@ -92,18 +93,6 @@ def _server_option(name: str, options: Mapping[str, Option]) -> Option:
         known = [*options, *RayOptions.model_fields, "config"]
         raise OptionError(f"unknown key {name!r}; did you mean {nearest(name, known)!r}?")
     return options[name]
-
-
-def _typed(option: Option, value: Any) -> Any:
-    """A command line's text as the option's kind, where it spells one."""
-    if not isinstance(value, str) or option.kind is str:
-        return value
-    if option.kind is bool:
-        return _WORDS.get(value.lower(), value)
-    try:
-        return option.kind(value)
-    except ValueError:
-        return value  # refused by the option's check, which names what is accepted
 
 
 def _ray_options(given: Mapping[str, Any]) -> RayOptions:

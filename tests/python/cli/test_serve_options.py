@@ -196,3 +196,40 @@ def test_help_has_groups_and_defaults(capsys: pytest.CaptureFixture[str]) -> Non
     for group in ("model:", "engine:", "network:", "logs:", "limits:"):
         assert f"\n{group}\n" in text
     assert "(default 8000)" in text and "--param-path" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("port", "9000", 9000),
+        ("itl_target_ms", "12.5", 12.5),
+        ("itl_target_ms", "12", 12.0),
+        ("cuda_graph", "False", False),
+        ("model", "7", "7"),
+        ("api_key", "a, b", ("a", "b")),
+    ],
+)
+def test_a_text_is_read_as_its_option_s_kind(key: str, text: str, value: object) -> None:
+    option = next(option for option in server_options() if key in option.names)
+    read = option.check_text(text, key)
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("port", "many", "port should be a whole number, got 'many'"),
+        ("port", "1.0", "port should be a whole number, got '1.0'"),
+        ("port", "70000", "port is 70000; it should be at most 65535"),
+        ("itl_target_ms", "nan", "it should be at least 0.1"),
+        ("itl_target_ms", "", "should be a number, got ''"),
+        ("cuda_graph", "1", "cuda_graph should be true or false, got '1'"),
+        ("kv_mode", "both", "accepted are paged, contiguous"),
+        ("model", "", "model is empty"),
+        ("api_key", "a,,b", "api_key is empty"),
+    ],
+)
+def test_a_text_that_spells_no_value_is_refused_by_name(key: str, text: str, message: str) -> None:
+    option = next(option for option in server_options() if key in option.names)
+    with pytest.raises(OptionError, match=message):
+        option.check_text(text, key)

@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib import util
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +148,63 @@ def test_a_replica_that_dies_takes_its_own_requests_alone_and_comes_back(
     before = replicas(http)
     victim, other = before
     body = {"prompt": "Once", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    load = Load(http)
 
     def stream(name: str) -> Any:
         return http.stream("POST", "/v1/completions", json=body, headers={"x-astrai-replica": name})
 
-    with stream(victim) as dying, stream(other) as living:
+    with load, stream(victim) as dying, stream(other) as living:
         dying_lines, living_lines = dying.iter_lines(), living.iter_lines()
         next(dying_lines), next(living_lines)
+        wait_for(lambda: load.answered_by(victim) and load.answered_by(other), "load on both")
+        killed_at = time.monotonic()
         os.kill(before[victim]["pid"], signal.SIGKILL)
         lost, kept = "\n".join(dying_lines), "\n".join(living_lines)
+        wait_for(lambda: len(set(replicas(http)) - {victim}) == 2, "another replica in its place")
 
     assert '"code":"engine_gone"' in lost
     assert '"error"' not in kept and kept.rstrip().endswith("data: [DONE]")
-    after = http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
-    assert after.status_code == 200 and after.headers["x-astrai-replica"] != victim
-    wait_for(lambda: len(set(replicas(http)) - {victim}) == 2, "another replica in its place")
+    # Those of the load that failed were open on the replica when it died; each client had one.
+    assert len(load.failed) <= load.n_clients
+    assert all(began_at < killed_at for began_at, _ in load.failed), (killed_at, load.failed)
+    assert {status for _, status in load.failed} <= {503}
+    assert any(began_at > killed_at for began_at, _ in load.answered)
+
+
+class Load:
+    """Clients that send one request after another to any replica while it is entered."""
+
+    n_clients = 4
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http = http
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._ask, args=(i,)) for i in range(self.n_clients)
+        ]
+        self.answered: list[tuple[float, str]] = []  # when it began, the replica
+        self.failed: list[tuple[float, int]] = []  # when it began, the status
+
+    def answered_by(self, name: str) -> bool:
+        return any(replica == name for _, replica in self.answered)
+
+    def _ask(self, client: int) -> None:
+        for i in count():
+            if self._is_over.is_set():
+                return
+            began_at = time.monotonic()
+            body = {"prompt": f"Client {client} asks {i}: " * 12, "max_tokens": 8}
+            answer = self._http.post("/v1/completions", json=body)
+            if answer.status_code == 200:
+                self.answered.append((began_at, answer.headers["x-astrai-replica"]))
+            else:
+                self.failed.append((began_at, answer.status_code))
+
+    def __enter__(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()

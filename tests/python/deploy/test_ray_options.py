@@ -44,6 +44,10 @@ def test_texts_are_read_as_on_a_command_line() -> None:
     assert (settings.kv_tokens, settings.cuda_graph) == (4096, False)
 
 
+def test_keys_without_a_value_have_their_default() -> None:
+    assert read_options({"num_replicas": None, "kv_tokens": None}) == read_options({})
+
+
 def test_arguments_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("server:\n  port: 9000\n  page_size: 32\n  max_queue: 7\n")
@@ -68,8 +72,11 @@ def test_keys_of_the_environment_guard_the_replicas(monkeypatch: pytest.MonkeyPa
     [
         ({"num_replica": 2}, "unknown key 'num_replica'; did you mean 'num_replicas'"),
         ({"kv_tokens": "many"}, "kv_tokens should be a whole number, got 'many'"),
+        ({"kv_tokens": 4.5}, "kv_tokens should be a whole number, got 4.5"),
+        ({"cuda_graph": "maybe"}, "cuda_graph should be true or false, got 'maybe'"),
+        ({"api_key": ""}, "api_key is empty"),
         ({"num_replicas": 0}, "num_replicas is 0: .* greater than or equal to 1"),
-        ({"routing": "random"}, "routing is 'random': .*'prefix' or 'power_of_two'"),
+        ({"routing": "random"}, "routing is 'random': .*'prefix' or 'least_loaded'"),
         ({"port": 8000}, "port is not the engines': Ray Serve listens"),
         ({"min_replicas": 2}, "min_replicas needs max_replicas"),
         ({"max_replicas": 2, "num_replicas": 2}, "num_replicas is a fixed number"),
@@ -110,10 +117,12 @@ def test_the_engines_deployment_follows_the_options() -> None:
     assert fixed["ray_actor_options"] == {"num_cpus": 1, "num_gpus": 1}
     assert (fixed["max_ongoing_requests"], fixed["max_queued_requests"]) == (12, 1)
     assert fixed["graceful_shutdown_timeout_s"] > 9
-    assert fixed["request_router_config"].request_router_kwargs == {"max_lead": 3}
+    routing = fixed["request_router_config"].request_router_kwargs
+    assert routing == {"max_lead": 3, "follows_pages": True}
 
-    scaled = deployment(max_replicas=4, routing="power_of_two")
-    assert "num_replicas" not in scaled and "request_router_config" not in scaled
+    scaled = deployment(max_replicas=4, routing="least_loaded")
+    assert "num_replicas" not in scaled
+    assert not scaled["request_router_config"].request_router_kwargs["follows_pages"]
     scaling = scaled["autoscaling_config"]
     assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
     assert scaling.target_ongoing_requests == 6

@@ -14,7 +14,7 @@ import pytest
 import torch
 from toy_models import llama, write_gguf
 
-from astrai.models import ModelLoadError, device, load_model, loader
+from astrai.models import ModelLoadError, device, load_model, loader, open_checkpoint
 from astrai.models.generation_config import check_sampling
 from astrai.text import encode_chat
 
@@ -42,6 +42,35 @@ def load(source: Path | str, **options: Any) -> loader.LoadedModel:
 
 def change_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+def test_a_checkpoint_is_opened_without_its_weights(tmp_path: Path, kind: str) -> None:
+    model = llama()
+    if kind == "gguf":
+        source = tmp_path / "tiny.gguf"
+        write_gguf(source, model)
+    else:
+        source = tmp_path
+        model.model.embed_tokens.weight.data.fill_(torch.nan)
+        model.save_pretrained(source)
+        add_tokenizer(source, chat_template=TEMPLATE)
+
+    path, checkpoint = open_checkpoint(str(source), progress=False)
+
+    assert path == source and checkpoint.config.vocab_size == 96
+    if kind == "folder":
+        assert checkpoint.tokenizer is not None and checkpoint.chat_template is not None
+        with pytest.raises(ModelLoadError, match="finite"):
+            load(source)  # which reads them
+    else:
+        assert load(source).config == checkpoint.config
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for source, told in ((tmp_path, "has no config.json"), (tmp_path / "no", "no")):
+        with pytest.raises(ModelLoadError, match=told):
+            open_checkpoint(source, progress=False)
 
 
 def test_a_folder_brings_tokenizer_template_and_summary(tmp_path: Path) -> None:

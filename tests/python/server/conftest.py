@@ -25,10 +25,19 @@ def start_server() -> Iterator[Callable[..., Live]]:
     """A function that starts servers; all stop at the end of the session."""
     started: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
 
-    def start(engine: FakeEngine | None, proxy_path: str = "", **settings: Any) -> Live:
+    def start(
+        engine: FakeEngine | None,
+        proxy_path: str = "",
+        response_id_prefix: str = "resp_",
+        **settings: Any,
+    ) -> Live:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        app = create_app(engine, ServerSettings(**settings))  # type: ignore[arg-type]
+        app = create_app(
+            engine,  # type: ignore[arg-type]
+            ServerSettings(**settings),
+            response_id_prefix,
+        )
         served = _behind(app, proxy_path) if proxy_path else app
         config = uvicorn.Config(served, log_level="warning", lifespan="on", ws="none")
         server = uvicorn.Server(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,20 @@ def test_a_text_is_answered_by_a_message(live: Live, oai: openai.OpenAI) -> None
     assert response.usage.total_tokens == response.usage.input_tokens + 21
     prompt = prompt_of(live)
     assert prompt.index("system\nBe kind") < prompt.index("user\nHello")
+
+
+def test_ids_begin_as_the_application_was_told(start_server: Callable[..., Live]) -> None:
+    live = start_server(FakeEngine(), response_id_prefix="resp_a_")
+    asked = {"model": "astrai", "input": "Hello", "max_output_tokens": 3}
+    whole = live.post("/v1/responses", asked).json()["id"]
+    created = live.stream("/v1/responses", asked).split("\n")[1].removeprefix("data: ")
+    streamed = json.loads(created)["response"]["id"]
+
+    for response_id in (whole, streamed):
+        assert re.fullmatch(r"resp_a_[0-9a-f]{24}", response_id)
+        more = {**asked, "previous_response_id": response_id}
+        assert live.post("/v1/responses", more).json()["previous_response_id"] == response_id
+    assert whole != streamed
 
 
 def test_a_limit_makes_it_incomplete(oai: openai.OpenAI) -> None:

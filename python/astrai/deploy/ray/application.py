@@ -59,9 +59,12 @@ def engine_options(options: RayOptions, settings: ServerSettings) -> dict[str, A
             max_replicas=options.max_replicas,
             target_ongoing_requests=options.target_ongoing_requests or settings.max_batch_size,
         )
-    if options.routing == "prefix":
-        max_lead = options.max_lead or math.ceil(settings.max_batch_size / 2)
-        deployment["request_router_config"] = RequestRouterConfig(
-            request_router_class=_ROUTER, request_router_kwargs={"max_lead": max_lead}
-        )
+    routing = {
+        "max_lead": options.max_lead or math.ceil(settings.max_batch_size / 2),
+        "follows_pages": options.routing == "prefix",
+    }
+    # Ray's own router would send what one replica alone can answer to any.
+    deployment["request_router_config"] = RequestRouterConfig(
+        request_router_class=_ROUTER, request_router_kwargs=routing
+    )
     return deployment

@@ -19,7 +19,9 @@ __all__ = ["PrefixRequestRouter"]
 class PrefixRequestRouter(RequestRouter):
     """Reads the `Route` of the request that is the call's first argument."""
 
-    def initialize_state(self, max_lead: int) -> None:
+    def initialize_state(self, max_lead: int, follows_pages: bool) -> None:
+        """follows_pages: False takes the least loaded replica, unless one of them is asked for."""
+        self._follows_pages = follows_pages
         self._affinity = PrefixAffinity(max_lead)
 
     async def choose_replicas(
@@ -35,7 +37,8 @@ class PrefixRequestRouter(RequestRouter):
             pending_request.routing_context.should_backoff = True
         if route.replica in replicas:
             return [[replicas[route.replica]]]
-        ranking = self._affinity.rank(route.page_keys, self._loads(replicas))
+        keys = route.page_keys if self._follows_pages else []
+        ranking = self._affinity.rank(keys, self._loads(replicas))
         return [[replicas[name]] for name in ranking]
 
     def on_request_routed(
