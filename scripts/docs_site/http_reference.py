@@ -76,7 +76,8 @@ def _body_name(operation: Schema) -> str | None:
 
 
 def _answer(operation: Schema) -> str:
-    return _content(operation["responses"]["200"])
+    served = operation["responses"].get("200")
+    return "an error, always" if served is None else _content(served)
 
 
 def _content(answer: Schema) -> str:
@@ -99,8 +100,8 @@ def _fields(schema: Schema) -> str:
     rows = []
     for name, field in sorted(schema["properties"].items(), key=lambda f: f[0] not in required):
         default = "required" if name in required else _default(field)
-        rows.append([code(name), _kind(field), default])
-    return table(("field", "value", "default"), rows)
+        rows.append([code(name), _kind(field), default, field["description"]])
+    return table(("field", "value", "default", "meaning"), rows)
 
 
 def _default(schema: Schema) -> str:

@@ -20,21 +20,25 @@ router = APIRouter()
 
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request) -> Response:
+    """The next message of a conversation in OpenAI's protocol, streamed or not."""
     return await serve_protocol(request, ChatCompletionRequest, OpenAIResponseBuilder())
 
 
 @router.post("/v1/completions")
 async def completions(request: Request) -> Response:
+    """How raw prompts go on, in OpenAI's older protocol, streamed or not."""
     return await serve_protocol(request, CompletionRequest, CompletionResponseBuilder())
 
 
 @router.post("/v1/messages")
 async def messages(request: Request) -> Response:
+    """The next message of a conversation in Anthropic's protocol, streamed or not."""
     return await serve_protocol(request, MessagesRequest, AnthropicResponseBuilder())
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of such a message has."""
     body = await read_model(request, CountTokensRequest)
     link = require_engine(request)
     ids, *_ = await link.run(encode_messages, body, link)

@@ -1,5 +1,5 @@
 """/openapi.json: the routes read their bodies and write their answers themselves, so the schemas of
-both are put in here."""
+both are put in here, and what their fields mean."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from astrai.server.anthropic_models import CountTokensRequest, MessagesRequest
 from astrai.server.completions_models import CompletionRequest
+from astrai.server.field_texts import with_texts
 from astrai.server.openai_models import ChatCompletionRequest
 from astrai.server.openapi_answers import COMPONENTS, responses_of
 from astrai.server.responses_models import InputFields, ResponsesRequest
@@ -49,8 +50,8 @@ def _build(app: FastAPI) -> dict[str, Any]:
         ref_template="#/components/schemas/{model}",
     )
     components = schema.setdefault("components", {}).setdefault("schemas", {})
-    components.update(definitions["$defs"])
-    components.update(COMPONENTS)
+    for name, declared in {**definitions["$defs"], **COMPONENTS}.items():
+        components[name] = with_texts(name, declared)
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's; ours has an envelope
         components.pop(name, None)
     for path, operations in schema["paths"].items():

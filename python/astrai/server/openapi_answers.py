@@ -132,6 +132,7 @@ _ANSWERS = {
     ("get", "/stats"): "Stats",
     ("get", "/debug/inspector"): "Inspection",
 }
+_NEVER_SERVED = {("post", "/v1/responses/{response_id}/cancel")}  # errors are all that it answers
 _STREAMED = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 _ERRORS = {
     400: "What was asked for cannot be served; the message says why.",
@@ -157,7 +158,9 @@ def responses_of(method: str, path: str) -> dict[str, Schema]:
         content = {"application/json": {"schema": _ref(_ANSWERS[method, path])}}
     if path in _STREAMED:
         content["text/event-stream"] = {"schema": TEXT}
-    found: dict[str, Schema] = {"200": {"description": "The answer.", "content": content}}
+    found: dict[str, Schema] = {}
+    if (method, path) not in _NEVER_SERVED:
+        found["200"] = {"description": "The answer.", "content": content}
     for status, text in _ERRORS.items():
         if status in _BODY_ERRORS and method != "post" and not path.endswith("input_items"):
             continue

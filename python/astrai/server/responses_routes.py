@@ -30,6 +30,7 @@ def _json(payload: Any) -> Response:
 
 @router.post("/v1/responses")
 async def create_response(request: Request) -> Response:
+    """A response in OpenAI's newer protocol, streamed or not."""
     return await serve_protocol(request, ResponsesRequest, ResponsesBuilder(_store(request)))
 
 
@@ -50,6 +51,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 @router.get("/v1/responses/{response_id}")
 async def retrieve_response(request: Request, response_id: str) -> Response:
+    """A stored response."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0", ""):
         raise bad_request(
             "a stored response is not streamed again by this server; leave stream out",
@@ -61,12 +63,14 @@ async def retrieve_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a stored response."""
     _store(request).delete(response_id)
     return _json({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.post("/v1/responses/{response_id}/cancel")
 async def cancel_response(request: Request, response_id: str) -> Response:
+    """Always refused: there are no background responses."""
     _store(request).get(response_id)
     raise bad_request(
         "only background responses can be cancelled, and this server makes none; "

@@ -50,11 +50,13 @@ async def ready(request: Request) -> Response:
 
 @router.get("/stats")
 async def stats(request: Request) -> Response:
+    """The engine's counters."""
     return _json(require_engine(request).stats())
 
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
+    """What is counted, as Prometheus reads it; as OpenMetrics where asked for."""
     accept = request.headers.get("accept", "")
     text, content_type = await run_in_threadpool(request.app.state.metrics.render, accept)
     return Response(text, headers={"content-type": content_type})
@@ -62,12 +64,14 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> Response:
+    """The model that is served; none without one."""
     card = _model_card(request)
     return _json({"object": "list", "data": [card] if card is not None else []})
 
 
 @router.get("/v1/models/{model_id:path}")
 async def retrieve_model(request: Request, model_id: str) -> Response:
+    """The model by the name that `/v1/models` lists."""
     card = _model_card(request)
     if card is None or model_id != card["id"]:
         raise ApiError(
@@ -90,6 +94,7 @@ async def tokenize(request: Request) -> Response:
 
 @router.post("/detokenize")
 async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
     body = await read_model(request, DetokenizeRequest)
     link = require_engine(request)
     check_token_ids(body.tokens, link.vocab_size, "tokens")

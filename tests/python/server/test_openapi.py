@@ -11,6 +11,8 @@ from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from live_server import Live
 
+from astrai.server.field_texts import FIELD_TEXTS
+
 N_OPERATIONS = 19
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 ASKED: list[tuple[str, str, Any]] = [
@@ -56,10 +58,25 @@ def test_every_operation_declares_its_answer_and_its_errors(live: Live) -> None:
     for path, operations in page["paths"].items():
         for method, operation in operations.items():
             answers = operation["responses"]
-            assert "200" in answers and "401" in answers, (method, path)
-            if method == "post" and not path.endswith("/cancel"):
+            is_served = not path.endswith("/cancel")  # there is nothing that could be cancelled
+            assert ("200" in answers) == is_served and "401" in answers, (method, path)
+            assert operation["description"], (method, path)
+            if method == "post" and is_served:
                 assert {"413", "415", "422"} <= answers.keys() and "requestBody" in operation
     assert not [n for n in page["components"]["schemas"] if n.startswith("HTTPValidation")]
+
+
+def test_every_field_has_a_meaning_and_every_meaning_a_field(live: Live) -> None:
+    schemas = live.http.get("/openapi.json").json()["components"]["schemas"]
+    told = {
+        f"{name}.{field}": declared["description"]
+        for name, schema in schemas.items()
+        for field, declared in schema.get("properties", {}).items()
+    }
+    bare = {place.partition(".")[2] for place in told if place not in FIELD_TEXTS}
+    assert len(told) > 250
+    assert all(text.endswith(".") and len(text) < 120 for text in told.values())
+    assert FIELD_TEXTS.keys() == bare | (told.keys() & FIELD_TEXTS.keys())
 
 
 @pytest.fixture(scope="module")
