@@ -1,8 +1,9 @@
 """The effects of a step on a GPU, launched without waiting: ids stay on the device.
 
-A step of decoding tasks alone runs at fixed addresses (`DecodeRunner`); one with chunks of prompts
-is planned, computed and drawn by single launches. Either way a token that an earlier step draws is
-read on the device, and the host gets the ids by a copy that it waits for one step later.
+A step of decoding tasks alone runs at fixed addresses (`DecodeRunner`); of one with chunks of
+prompts, unless it is very large, the parts between the attentions do (`PromptRunner`). Either way a
+token that an earlier step draws is read on the device, and the host gets the ids by a copy that it
+waits for one step later.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from astrai.engine.decode_runner import DecodeRunner, graph_sizes, padded_rows
 from astrai.engine.engine_task import EngineTask
 from astrai.engine.plan import StepGroup
+from astrai.engine.prompt_runner import PromptRunner, prompt_sizes
 from astrai.extension import Selection, use_selection
 from astrai.extension.backend.base import AttentionCall
 from astrai.extension.backend.selection import backend_for
@@ -32,6 +34,7 @@ from astrai.sampling.device_sampler import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from astrai.kvcache import StepBatch
     from astrai.models import CausalLM
 
 __all__ = ["DeviceExecutor"]
@@ -49,7 +52,10 @@ class DeviceExecutor:
         pool: PagePool,
         sampler: DeviceSampler,
         enable_cuda_graph: bool = True,
+        max_prompt_rows: int = 0,
     ) -> None:
+        """max_prompt_rows: rows up to which steps with chunks of prompts are padded and computed
+        at fixed addresses."""
         self._model = model
         self._pool = pool
         self._sampler = sampler
@@ -60,6 +66,10 @@ class DeviceExecutor:
         self._decode = DecodeRunner(
             model, sampler, self._last_ids, vocab_size, model.dtype, enable_cuda_graph
         )
+        self._prompts: PromptRunner | None = None
+        if max_prompt_rows:
+            any_cache = self._steps.stage([], [], 1).fixed.batch.kv_cache
+            self._prompts = PromptRunner(model, any_cache, max_prompt_rows, enable_cuda_graph)
         self._fixed_selections: dict[Any, bool] = {}
         self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]  # torch
         self._stream.wait_stream(torch.cuda.current_stream(pool.device))
@@ -91,6 +101,9 @@ class DeviceExecutor:
                 self._steps.send(staged)
                 for has_wide_rows in (False, True):
                     self._decode.draw(staged.fixed, has_wide_rows)
+            if self._prompts is not None:
+                for size in reversed(prompt_sizes(self._prompts.max_tokens)):
+                    self._prompts.capture(size)
 
     def _launch_decode(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
         n_padded = padded_rows(len(slots), self._max_rows)
@@ -120,19 +133,26 @@ class DeviceExecutor:
         if n < len(group.tasks):
             indices = indices[: max(n, 1)]  # the forward gives logits of some row
         with use_selection(group.selection):
-            logits = self._model.forward(
-                batch.input_ids,
-                batch.position_ids,
-                batch.kv_cache,
-                "decode" if batch.is_decode else "prefill",
-                indices,
-            )
+            logits = self._logits(batch, indices)
         words = torch.empty(WORDS_PER_ROW * n, dtype=torch.int32, pin_memory=True)
         plan = self._sampler.plan(slots, words.numpy())
         if n == 0:
             return LaunchedRows(self._sampler, plan, None)
         params = RowParams.of(words.to(self._pool.device, non_blocking=True))
         return self._draw(plan, logits, params, rows[:n])
+
+    def _logits(self, batch: StepBatch, indices: Tensor) -> Tensor:
+        """Logits of rows indices of a step that has chunks of prompts, or decodes one by one."""
+        fwd = "decode" if batch.is_decode else "prefill"
+        prompts = self._prompts
+        if prompts is None or batch.is_decode or len(batch.input_ids) > prompts.max_tokens:
+            return self._model.forward(
+                batch.input_ids, batch.position_ids, batch.kv_cache, fwd, indices
+            )
+        residual, attended = prompts.run(batch)
+        return self._model.finish(
+            residual.index_select(0, indices), attended.index_select(0, indices)
+        )
 
     def _draw(self, plan: RowPlan, logits: Tensor, params: RowParams, rows: Tensor) -> LaunchedRows:
         """Draw a token of each row of logits with all that the rows ask for."""

@@ -156,7 +156,7 @@ class InferenceEngine:
         self.cache = cache
         self._vocab_size = config.vocab_size
         self._grammars = GrammarCompiler(tokenizer, config.vocab_size, grammar_limits)
-        executor, sampler = executor_for(model, cache, enable_cuda_graph)
+        executor, sampler = executor_for(model, cache, enable_cuda_graph, prefill_chunk or None)
         self._scheduler = InferenceScheduler(
             cache.host,
             executor,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from astrai.engine.device_executor import DeviceExecutor
 from astrai.engine.executor import StepExecutor
+from astrai.engine.prompt_runner import max_prompt_rows
 from astrai.engine.protocols import Executor
 from astrai.extension import ops
 from astrai.sampling import Sampler
@@ -21,10 +22,13 @@ _MAX_DEVICE_VOCAB = 262144  # of `ops.sample`
 
 
 def executor_for(
-    model: CausalLM, pool: PagePool, enable_cuda_graph: bool = True
+    model: CausalLM,
+    pool: PagePool,
+    enable_cuda_graph: bool = True,
+    prefill_chunk: int | None = None,
 ) -> tuple[Executor, Sampler]:
     """Draws on the GPU, one step ahead of the host, where model and build allow it; else step by
-    step."""
+    step. prefill_chunk: prompt tokens in one step, None without limit."""
     vocab_size = model.config.vocab_size
     draws_on_device = (
         pool.device.type == "cuda"
@@ -35,4 +39,5 @@ def executor_for(
         sampler = Sampler(vocab_size)
         return StepExecutor(model, pool, sampler), sampler
     device_sampler = DeviceSampler(vocab_size, pool.device, pool.host.max_batch_size)
-    return DeviceExecutor(model, pool, device_sampler, enable_cuda_graph), device_sampler
+    rows = max_prompt_rows(pool.host.max_batch_size, prefill_chunk)
+    return DeviceExecutor(model, pool, device_sampler, enable_cuda_graph, rows), device_sampler

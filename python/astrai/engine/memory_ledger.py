@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from astrai.engine.decode_runner import N_GRAPH_KINDS, graph_sizes
+from astrai.engine.prompt_runner import max_prompt_rows, prompt_sizes
 from astrai.extension import ops
 from astrai.kvcache import max_decode_splits
 
@@ -139,13 +140,19 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
     splits = max_decode_splits(n_rows, limits.max_seq_len)
     logits = n_rows * config.vocab_size * item
     sizes = graph_sizes(n_rows) if limits.has_graphs else []
+    n_prompt_rows = max_prompt_rows(n_rows, limits.prefill_chunk)
+    # Rows that are computed by single launches: behind the last attention, or of larger steps.
+    n_single_rows = n_rows if chunk + n_rows <= n_prompt_rows else chunk + n_rows
     n_kernels = 10 * config.n_layers + 16 + _KERNELS_PER_EXPERT * _n_experts(config)
+    n_graphs = len(sizes) * N_GRAPH_KINDS + len(prompt_sizes(n_prompt_rows))
     return {
-        "step": _LIBRARY_BYTES + int(_SLACK * (_row_bytes(model) * (chunk + n_rows) + logits)),
+        "step": _LIBRARY_BYTES
+        + int(_SLACK * (_row_bytes(model) * n_single_rows + logits))
+        + _kept_row_bytes(model) * n_prompt_rows,
         "graphs": (
             int(_SLACK * (_row_bytes(model) * n_rows + logits))
             + logits  # where rows are drawn outside of the graph
-            + len(sizes) * N_GRAPH_KINDS * n_kernels * _GRAPH_BYTES_PER_KERNEL
+            + n_graphs * n_kernels * _GRAPH_BYTES_PER_KERNEL
         )
         if sizes
         else 0,
@@ -173,6 +180,15 @@ def _row_bytes(model: CausalLM) -> int:
     attention = qkv + q + config.hidden_size
     mlp = 3 * config.intermediate_size + config.hidden_size
     return (2 * config.hidden_size + max(attention, mlp)) * model.dtype.itemsize + 64
+
+
+def _kept_row_bytes(model: CausalLM) -> int:
+    """All that is kept for one token of a step with chunks of prompts, see `PromptRunner`."""
+    config = model.config
+    q = config.n_heads * config.head_dim
+    heads = 2 * q + 2 * config.n_kv_heads * config.head_dim
+    n_values = 3 * config.hidden_size + heads + 3 * config.intermediate_size
+    return n_values * model.dtype.itemsize + 3 * 4
 
 
 def _refusal(

@@ -43,6 +43,8 @@ class KVCache:
     decode_o_part: Tensor | None = field(repr=False)
     decode_ml_part: Tensor | None = field(repr=False)
     decode_out: Tensor | None = field(repr=False)
+    # [total_q, n_heads, head_dim] in the pool's dtype: where "prefill" writes; None: it allocates.
+    prefill_out: Tensor | None = field(default=None, repr=False)
     decode_split_indptr: Tensor | None = None  # [n_decode + 1] prefix sum of KV splits
     # The decode kernel's work, which requests that share slots share (astrai/decode_runs.h):
     # [n_decode, 4], [1] and [n_units, 2]; None when less than two requests decode.

@@ -9,6 +9,7 @@ For serving only: no autograd. Holds no request state; one forward at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,10 @@ from astrai.models.workspace import Workspace
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
 
-__all__ = ["CausalLM", "DecoderLayer"]
+__all__ = ["CausalLM", "DecoderLayer", "Walk"]
+
+# From attention to attention; see `CausalLM.walk`.
+Walk = Generator[Placed, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,44 +135,81 @@ class CausalLM:
         fwd: "decode" promises one row per request, "prefill" takes any ragged batch.
         logits_indices: [n] rows that need logits, None for all of them. Returns [n, vocab_size].
         """
+        rows = self.walk(input_ids, position_ids, kv_cache)
+        try:
+            placed = next(rows)
+            for layer_id in range(self.config.n_layers):
+                placed = rows.send(self.attend(placed, layer_id, kv_cache, fwd))
+        except StopIteration as end:
+            residual, attended = end.value
+        n_rows = residual.shape[0]
+        if logits_indices is not None and (fwd != "decode" or len(logits_indices) != n_rows):
+            # What follows works row by row, so rows without logits stop here.
+            attended = attended.index_select(0, logits_indices)
+            residual = residual.index_select(0, logits_indices)
+        return self.finish(residual, attended)
+
+    __call__ = forward
+
+    def walk(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        kv_cache: KVCache | None,
+        space: Workspace | None = None,
+    ) -> Walk:
+        """A forward from attention to attention: yields the heads of each layer, is sent what they
+        attended, [total_q, n_heads * head_dim], and returns what `finish` takes. Arguments as of
+        `forward`. space: where rows are computed, made here when None."""
         config, ops = self.config, self._layers
         eps = config.rms_norm_eps
         switch_len = self.rope_switch_len
         if kv_cache is None and switch_len is not None and input_ids.shape[0] > switch_len:
             position_ids = position_ids + switch_len
-        residual = ops.embedding(input_ids, self.embedding)
+        residual = ops.embedding(
+            input_ids, self.embedding, None if space is None else space.residual
+        )
         if self._embedding_scale != 1.0:
             residual.mul_(self._embedding_scale)
         place = ops.place_heads(self.rotary, position_ids, kv_cache, config.n_heads, eps)
         local = place
         if self.local_rotary is not None:
             local = ops.place_heads(self.local_rotary, position_ids, kv_cache, config.n_heads, eps)
-        space = Workspace.of(config, residual)
-        last_layer_id = len(self.layers) - 1
+        space = space or Workspace.of(config, residual)
         norm = self.layers[0].input_norm
         normed = residual if norm is None else ops.rms_norm(residual, norm, eps)
         for layer_id, layer in enumerate(self.layers):
             qkv = layer.qkv(normed, space.qkv)
             qkv = qkv.view(qkv.shape[0], config.n_heads + 2 * config.n_kv_heads, config.head_dim)
             placed = (local if config.is_sliding(layer_id) else place)(layer, layer_id, qkv)
-            attended = self._attend(placed, layer_id, kv_cache, fwd)
-            if layer_id == last_layer_id and logits_indices is not None and fwd != "decode":
-                # What follows works row by row, so rows without logits stop here.
-                attended = attended.index_select(0, logits_indices)
-                residual = residual.index_select(0, logits_indices)
-                space = Workspace.of(config, residual)
-                logits_indices = None
-            hidden = layer.o(attended, space.hidden)
-            normed = self._add(hidden, residual, layer.attention_norm, layer.mlp_input_norm, space)
-            hidden = layer.mlp(normed, ops, self._gate, space)
-            is_last = layer_id == last_layer_id
-            next_norm = self.final_norm if is_last else self.layers[layer_id + 1].input_norm
-            normed = self._add(hidden, residual, layer.mlp_norm, next_norm, space)
-        if logits_indices is not None and logits_indices.shape[0] != normed.shape[0]:
-            normed = normed.index_select(0, logits_indices)
+            attended = yield placed
+            if layer_id + 1 < len(self.layers):
+                next_norm = self.layers[layer_id + 1].input_norm
+                normed = self._after_attention(layer, attended, residual, next_norm, space)
+        return residual, attended
+
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Logits [n_rows, vocab_size] of rows of what `walk` returned: the last layer behind its
+        attention, the final norm and the head. Changes residual."""
+        space = Workspace.of(self.config, residual)
+        last = self.layers[-1]
+        normed = self._after_attention(last, attended, residual, self.final_norm, space)
         return self._scaled(self.lm_head(normed))
 
-    __call__ = forward
+    def _after_attention(
+        self,
+        layer: DecoderLayer,
+        attended: torch.Tensor,
+        residual: torch.Tensor,
+        next_norm: torch.Tensor | None,
+        space: Workspace,
+    ) -> torch.Tensor:
+        """Output projection and MLP of a layer, added to residual. Returns what the next product
+        reads: the residual under next_norm, or itself."""
+        hidden = layer.o(attended, space.hidden)
+        normed = self._add(hidden, residual, layer.attention_norm, layer.mlp_input_norm, space)
+        hidden = layer.mlp(normed, self._layers, self._gate, space)
+        return self._add(hidden, residual, layer.mlp_norm, next_norm, space)
 
     def _add(
         self,
@@ -198,7 +239,7 @@ class CausalLM:
             logits = logits.div_(config.logit_soft_cap).tanh_().mul_(config.logit_soft_cap)
         return logits
 
-    def _attend(
+    def attend(
         self, placed: Placed, layer_id: int, kv_cache: KVCache | None, fwd: str
     ) -> torch.Tensor:
         """Attention of one layer before its output projection: [total_q, n_heads * head_dim]."""

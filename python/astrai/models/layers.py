@@ -43,9 +43,14 @@ PlaceHeads = Callable[[HeadNorms, int, torch.Tensor], Placed]
 class Layers:
     """torch operations."""
 
-    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rows ids [n] of table [vocab_size, hidden], as a tensor of its own."""
-        return F.embedding(ids, table)
+    def embedding(
+        self, ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Rows ids [n] of table [vocab_size, hidden], as a tensor of its own. out: where to write
+        them."""
+        if out is None:
+            return F.embedding(ids, table)
+        return torch.index_select(table, 0, ids, out=out)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension, mean in float32. x:

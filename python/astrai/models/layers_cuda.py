@@ -28,8 +28,10 @@ class CudaLayers(Layers):
         reasons = (ops.unavailable_reason(kernel, dtype) for kernel in _KERNELS)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def embedding(self, ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return ops.embedding(ids, table)
+    def embedding(
+        self, ids: torch.Tensor, table: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return ops.embedding(ids, table, out)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return ops.rms_norm(x, weight, eps)

@@ -24,13 +24,17 @@ def linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ weight.T + bias. x: [n_rows, n_in]; weight: [n_out, n_in]; both of one dtype. out:
-    [n_rows, n_out] to overwrite, only where `has_cpu_product` holds. Returns [n_rows, n_out]."""
+    [n_rows, n_out] to overwrite. Returns [n_rows, n_out]."""
+    if has_cpu_product(x):
+        if out is None:
+            out = x.new_empty((x.shape[0], weight.shape[0]))
+        _C.cpu_linear(x, weight, out, bias)
+        return out
     if out is None:
-        if not has_cpu_product(x):
-            return F.linear(x, weight, bias)
-        out = x.new_empty((x.shape[0], weight.shape[0]))
-    _C.cpu_linear(x, weight, out, bias)
-    return out
+        return F.linear(x, weight, bias)
+    if bias is None:
+        return torch.mm(x, weight.T, out=out)
+    return torch.addmm(bias, x, weight.T, out=out)
 
 
 def has_cpu_product(x: torch.Tensor) -> bool:

@@ -1,12 +1,12 @@
-"""`Workspace`: where one forward over few rows on a CPU keeps its intermediate values.
+"""`Workspace`: where a forward keeps its intermediate values, when all layers share the buffers.
 
-A layer's operations are so short there that allocating their results would be a good part of them,
-so all layers write to the same few buffers. Elsewhere every field is None, and operations allocate.
-Belongs to one forward."""
+Over few rows on a CPU a layer's operations are so short that allocating their results would be a
+good part of them; a captured graph needs what it passes on at fixed addresses. Elsewhere every
+field is None, and operations allocate. Belongs to one forward at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -25,12 +25,16 @@ class Workspace:
     qkv: torch.Tensor | None = None  # n = (n_heads + 2 n_kv_heads) * head_dim
     gate_up: torch.Tensor | None = None  # n = 2 * intermediate_size
     gated: torch.Tensor | None = None  # n = intermediate_size
+    residual: torch.Tensor | None = None  # n = hidden_size: what enters the layers
 
     @staticmethod
     def of(config: ModelConfig, x: torch.Tensor) -> Workspace:
         """x: [n_rows, hidden_size], the rows that enter the layers."""
-        if not has_cpu_product(x):
-            return Workspace()
+        return Workspace.like(config, x) if has_cpu_product(x) else Workspace()
+
+    @staticmethod
+    def like(config: ModelConfig, x: torch.Tensor) -> Workspace:
+        """All buffers for as many rows as x, which becomes the residual."""
         n_rows = x.shape[0]
         n_qkv = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         return Workspace(
@@ -39,4 +43,14 @@ class Workspace:
             qkv=x.new_empty((n_rows, n_qkv)),
             gate_up=x.new_empty((n_rows, 2 * config.intermediate_size)),
             gated=x.new_empty((n_rows, config.intermediate_size)),
+            residual=x,
         )
+
+    def first(self, n_rows: int) -> Workspace:
+        """The first rows of every buffer."""
+        cut = {
+            field.name: None if buffer is None else buffer[:n_rows]
+            for field in fields(self)
+            for buffer in [getattr(self, field.name)]
+        }
+        return Workspace(**cut)

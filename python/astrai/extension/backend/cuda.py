@@ -66,7 +66,9 @@ class CudaBackend(AttentionBackend):
         a row's bits do not depend on who else is in the step."""
         cache = _require_cache(kv_cache)
         n = cache.n_decode
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = cache.prefill_out
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n > 0:
             new_k, new_v = (None, None) if k is None or v is None else (k[:n], v[:n])
             _decode_rows(cache, layer_id, q[:n], new_k, new_v, sm_scale, window, soft_cap, out[:n])
