@@ -12,7 +12,8 @@ KernelInstances compiled_instances() {
 #define ASTRAI_ADD(kernel, dtype, T, head_dim) instances[#kernel].emplace_back(#dtype, head_dim);
   ASTRAI_ALL_INSTANCES(ASTRAI_ADD)
 #undef ASTRAI_ADD
-  for (const char* kernel : {"add_rms_norm", "embedding", "gelu_mul", "rms_norm", "rotary_store_kv", "silu_mul"}) {
+  for (const char* kernel : {"add_rms_norm", "embedding", "gelu_mul", "rms_norm", "rotary_store_kv", "silu_mul",
+                             "skinny_linear"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // rows of any length
   }
   for (const char* kernel : {"moe_combine", "moe_down", "moe_gate_up", "moe_route", "moe_sort"}) {

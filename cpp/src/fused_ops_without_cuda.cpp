@@ -1,5 +1,6 @@
 // The fused GPU operations of a build without CUDA: they check their arguments, then say why there is no kernel.
 #include "astrai/fused_ops.h"
+#include "astrai/skinny_linear.h"
 #include "throw_unavailable.h"
 
 namespace astrai {
@@ -36,6 +37,11 @@ void rotary_store_kv(const TensorView& q, const TensorView& k, const TensorView&
                      const std::optional<TensorView>& q_norm, const std::optional<TensorView>& k_norm, float eps, void*) {
   check_rotary_store_kv(q, k, v, freqs, k_cache, v_cache, out_cache_loc, q_out, positions, q_norm, k_norm, eps);
   throw_without_cuda("rotary_store_kv");
+}
+
+void skinny_linear(const SkinnyLinearTensors& tensors, const SkinnyLinearOptions& options, void*) {
+  check_skinny_linear(tensors, options);
+  throw_without_cuda("skinny_linear");
 }
 
 }  // namespace astrai

@@ -17,6 +17,7 @@ from .rms_norm import add_rms_norm, rms_norm
 from .rotary_emb import rotary_emb
 from .rotary_store_kv import rotary_store_kv
 from .sample import LogitEdits, sample, sample_workspace_bytes
+from .skinny_linear import skinny_linear
 from .store_kv import store_kv
 from .top_logprobs import top_logprobs, top_logprobs_workspace_bytes
 
@@ -41,6 +42,7 @@ __all__ = [
     "sample",
     "sample_workspace_bytes",
     "silu_mul",
+    "skinny_linear",
     "store_kv",
     "top_logprobs",
     "top_logprobs_workspace_bytes",

@@ -24,6 +24,7 @@ KERNEL_NAMES = (
     "rotary_store_kv",
     "sample",
     "silu_mul",
+    "skinny_linear",
     "store_kv",
     "top_logprobs",
 )
