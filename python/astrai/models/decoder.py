@@ -87,6 +87,7 @@ class CausalLM:
         is_silu = config.activation == "silu"
         self._gate = self._layers.silu_mul if is_silu else self._layers.gelu_mul
         self._sm_scale = config.head_dim**-0.5 if config.sm_scale is None else config.sm_scale
+        self._max_joined_rows = self._joined_rows()
         # Rounded like the weights, as the models' authors do.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=self.dtype).item()
 
@@ -177,9 +178,15 @@ class CausalLM:
             local = ops.place_heads(self.local_rotary, position_ids, kv_cache, config.n_heads, eps)
         space = space or Workspace.of(config, residual)
         norm = self.layers[0].input_norm
-        normed = residual if norm is None else ops.rms_norm(residual, norm, eps)
+        joins = self._joins(residual)
+        normed = residual
+        if norm is not None and not joins:
+            normed = ops.rms_norm(residual, norm, eps)
         for layer_id, layer in enumerate(self.layers):
-            qkv = layer.qkv(normed, space.qkv)
+            if joins and layer.input_norm is not None:
+                qkv = ops.norm_linear(residual, layer.input_norm, layer.qkv, eps, space.qkv)
+            else:
+                qkv = layer.qkv(normed, space.qkv)
             qkv = qkv.view(qkv.shape[0], config.n_heads + 2 * config.n_kv_heads, config.head_dim)
             placed = (local if config.is_sliding(layer_id) else place)(layer, layer_id, qkv)
             attended = yield placed
@@ -194,7 +201,12 @@ class CausalLM:
         space = Workspace.of(self.config, residual)
         last = self.layers[-1]
         normed = self._after_attention(last, attended, residual, self.final_norm, space)
-        return self._scaled(self.lm_head(normed))
+        if self._joins(residual):
+            eps = self.config.rms_norm_eps
+            logits = self._layers.norm_linear(residual, self.final_norm, self.lm_head, eps)
+        else:
+            logits = self.lm_head(normed)
+        return self._scaled(logits)
 
     def _after_attention(
         self,
@@ -205,11 +217,37 @@ class CausalLM:
         space: Workspace,
     ) -> torch.Tensor:
         """Output projection and MLP of a layer, added to residual. Returns what the next product
-        reads: the residual under next_norm, or itself."""
+        reads: the residual under next_norm, or itself, also where that product joins the norm."""
+        if self._joins(residual) and isinstance(layer.mlp, GatedMLP):
+            ops, mlp, norm, eps = (
+                self._layers, layer.mlp, layer.mlp_input_norm, self.config.rms_norm_eps,
+            )  # fmt: skip
+            assert norm is not None  # checked by _joined_rows
+            ops.add_linear(attended, layer.o, residual)
+            gated = ops.norm_silu_linear(residual, norm, mlp.gate_up, eps, space.gated)
+            ops.add_linear(gated, mlp.down, residual)
+            return residual
         hidden = layer.o(attended, space.hidden)
         normed = self._add(hidden, residual, layer.attention_norm, layer.mlp_input_norm, space)
         hidden = layer.mlp(normed, self._layers, self._gate, space)
         return self._add(hidden, residual, layer.mlp_norm, next_norm, space)
+
+    def _joins(self, residual: torch.Tensor) -> bool:
+        """Whether the products of these rows take norm, sum and gate along."""
+        return residual.shape[0] <= self._max_joined_rows
+
+    def _joined_rows(self) -> int:
+        """Up to how many rows they do; 0 for a model with anything else between its products."""
+        config = self.config
+        is_plain = config.residual_scale == 1.0 and config.activation == "silu"
+        for layer in self.layers:
+            norms = (layer.attention_norm, layer.mlp_norm)
+            has_own = layer.input_norm is not None and layer.mlp_input_norm is not None
+            is_plain &= norms == (None, None) and has_own and isinstance(layer.mlp, GatedMLP)
+        if not is_plain:
+            return 0
+        lens = (config.hidden_size, config.n_heads * config.head_dim, config.intermediate_size)
+        return min(self._layers.max_joined_rows(n) for n in lens)
 
     def _add(
         self,

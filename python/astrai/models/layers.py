@@ -18,6 +18,7 @@ from astrai.models.experts import Gate, mix_by_expert, mix_densely
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
+    from astrai.models.linear import Linear
     from astrai.models.rotary import RotaryEmbedding
 
 __all__ = ["HeadNorms", "Layers", "PlaceHeads", "Placed"]
@@ -95,6 +96,37 @@ class Layers:
         see `experts.mix_by_expert`."""
         mix = mix_by_expert if x.device.type == "cpu" else mix_densely
         return mix(x, ids, weights, gate_up, down, gate)
+
+    def max_joined_rows(self, row_len: int) -> int:
+        """Up to so many rows of row_len values, products join what stands before and behind them:
+        the three operations below are then one pass each. 0: they are not there."""
+        return 0
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """linear(rms_norm(x)). x: [n_rows, n]; norm: [n]."""
+        raise NotImplementedError
+
+    def norm_silu_linear(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        gate_up: Linear,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """silu_mul of norm_linear, whose rows are gates and then ups."""
+        raise NotImplementedError
+
+    def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
+        """residual += linear(x)."""
+        raise NotImplementedError
 
     def norm_heads(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of heads [n_rows, n, head_dim]: of each where weight is [head_dim], of all as

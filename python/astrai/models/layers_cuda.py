@@ -6,16 +6,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from astrai import _C
 from astrai.extension import layer_kv, ops, reads_written_kv
 from astrai.models.layers import HeadNorms, Layers, Placed, PlaceHeads
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
+    from astrai.models.linear import Linear
     from astrai.models.rotary import RotaryEmbedding
 
 __all__ = ["CudaLayers"]
 
-_KERNELS = ("embedding", "rms_norm", "add_rms_norm", "silu_mul", "gelu_mul", "rotary_store_kv")
+_KERNELS = (
+    "embedding",
+    "rms_norm",
+    "add_rms_norm",
+    "silu_mul",
+    "gelu_mul",
+    "rotary_store_kv",
+    "skinny_linear",
+)
 _MAX_HEAD_DIM = 256  # of rotary_store_kv, whose vectors are 8 values
 
 
@@ -51,6 +61,34 @@ class CudaLayers(Layers):
 
     def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return ops.gelu_mul(gate_up, out)
+
+    def max_joined_rows(self, row_len: int) -> int:
+        return _C.skinny_linear_max_rows(row_len) if row_len % 8 == 0 else 0
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return ops.skinny_linear(x, linear.weight, linear.bias, norm_weight=norm, eps=eps, out=out)
+
+    def norm_silu_linear(
+        self,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        gate_up: Linear,
+        eps: float,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return ops.skinny_linear(
+            x, gate_up.weight, gate_up.bias, norm_weight=norm, eps=eps, output="silu_mul", out=out
+        )
+
+    def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
+        ops.skinny_linear(x, linear.weight, linear.bias, output="add", out=residual)
 
     def place_heads(
         self,
