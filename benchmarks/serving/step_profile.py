@@ -17,7 +17,10 @@ from torch.profiler import ProfilerActivity, profile
 
 KINDS = (  # the first that fits
     ("attention", re.compile(r"paged_decode|paged_prefill|merge_kernel")),
-    ("products", re.compile(r"gemm|nvjet|cutlass|xmma|splitK|gemv|cublas", re.IGNORECASE)),
+    (
+        "products",
+        re.compile(r"gemm|nvjet|skinny_linear|cutlass|xmma|splitK|gemv|cublas", re.IGNORECASE),
+    ),
     ("sampling", re.compile(r"sampl|scan_kernel|subset|bound")),
     ("copies", re.compile(r"^Mem(cpy|set)")),
 )

@@ -202,11 +202,8 @@ class CausalLM:
         last = self.layers[-1]
         normed = self._after_attention(last, attended, residual, self.final_norm, space)
         if self._joins(residual):
-            eps = self.config.rms_norm_eps
-            logits = self._layers.norm_linear(residual, self.final_norm, self.lm_head, eps)
-        else:
-            logits = self.lm_head(normed)
-        return self._scaled(logits)
+            normed = self._layers.rms_norm(residual, self.final_norm, self.config.rms_norm_eps)
+        return self._scaled(self.lm_head(normed))
 
     def _after_attention(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ _KERNELS = (
     "rotary_store_kv",
     "skinny_linear",
 )
+# Every block of a product norms all of x by itself: beyond so many values in x that takes longer
+# than a launch for the norm (benchmarks/results/skinny_linear.md).
+_MAX_JOINED_NORM = 2048
 _MAX_HEAD_DIM = 256  # of rotary_store_kv, whose vectors are 8 values
 
 
@@ -73,7 +76,7 @@ class CudaLayers(Layers):
         eps: float,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return ops.skinny_linear(x, linear.weight, linear.bias, norm_weight=norm, eps=eps, out=out)
+        return self._norm_product(x, norm, linear, eps, "store", out)
 
     def norm_silu_linear(
         self,
@@ -83,9 +86,24 @@ class CudaLayers(Layers):
         eps: float,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return ops.skinny_linear(
-            x, gate_up.weight, gate_up.bias, norm_weight=norm, eps=eps, output="silu_mul", out=out
-        )
+        return self._norm_product(x, norm, gate_up, eps, "silu_mul", out)
+
+    @staticmethod
+    def _norm_product(
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
+        eps: float,
+        output: Literal["store", "silu_mul"],
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        weight, bias = linear.weight, linear.bias
+        if x.numel() <= _MAX_JOINED_NORM:
+            return ops.skinny_linear(
+                x, weight, bias, norm_weight=norm, eps=eps, output=output, out=out
+            )
+        normed = ops.rms_norm(x, norm, eps)
+        return ops.skinny_linear(normed, weight, bias, output=output, out=out)
 
     def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
         ops.skinny_linear(x, linear.weight, linear.bias, output="add", out=residual)

@@ -113,7 +113,8 @@ class _Stage:
     ) -> bool:
         """Copy rows begin to end. Returns whether they are finite; they are then in place."""
         staged = self._filled(source[begin:end])
-        with self._on_stream():
+        # `out` may have been made in that mode, in which a thread is only by itself.
+        with torch.inference_mode(), self._on_stream():
             if row_index is None:
                 rows = out[begin:end]
                 if rows.dtype == staged.dtype:

@@ -90,7 +90,7 @@ def test_joined_products_give_the_same_logits(
     layers = JoinedLayers()
     monkeypatch.setattr("astrai.models.decoder.layers_for", lambda *_: layers)
     torch.testing.assert_close(logits_of(config, ids), expected, rtol=1e-4, atol=1e-4)
-    assert layers.n_joined == (4 * config.n_layers + 1 if n_rows <= MAX_ROWS else 0)
+    assert layers.n_joined == (4 * config.n_layers if n_rows <= MAX_ROWS else 0)
 
 
 def test_a_model_with_more_between_its_products_joins_none(monkeypatch: pytest.MonkeyPatch) -> None:
