@@ -76,7 +76,7 @@ def run_engines_ahead(monkeypatch: pytest.MonkeyPatch) -> list[AheadExecutor]:
     made: list[AheadExecutor] = []
 
     def executor_for(
-        model: ForwardModel, pool: PagePool, enable_cuda_graph: bool
+        model: ForwardModel, pool: PagePool, enable_cuda_graph: bool, prefill_chunk: int | None
     ) -> tuple[AheadExecutor, Sampler]:
         sampler = Sampler(model.config.vocab_size)  # type: ignore[attr-defined]  # a CausalLM
         made.append(AheadExecutor(model, pool, sampler))
