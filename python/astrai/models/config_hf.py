@@ -20,6 +20,8 @@ _ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
 }
 _WHOLE_MODEL_KEYS = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+# Where a null says that there is none of it, not what the family has by default.
+_OFF_BY_NULL = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
 _MAX_PATTERN = 1 << 16  # layers; a file could ask for any number
 
 
@@ -73,15 +75,20 @@ def config_from_hf(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _text_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The keys of the text model, which a model that also sees keeps in text_config."""
+    """The keys of the text model, which a model that also sees keeps in text_config. Nulls are left
+    out, but for those that switch something off."""
     text = config.get("text_config")
     if text is None:
-        return config
+        return _stated(config)
     if not isinstance(text, Mapping):
         raise ValueError(f"text_config must be an object, got {text!r}.")
     # What the whole model says of its vocabulary holds; a chat ends with the ids named there.
     whole = {key: config[key] for key in _WHOLE_MODEL_KEYS if config.get(key) is not None}
-    return {**text, **whole}
+    return _stated({**text, **whole})
+
+
+def _stated(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: v for key, v in values.items() if v is not None or key in _OFF_BY_NULL}
 
 
 def _activation(keys: Keys) -> Activation:

@@ -17,12 +17,16 @@ from astrai.models.checkpoint import Checkpoint, open_folder, open_gguf
 from astrai.models.config import ModelConfig
 from astrai.models.decoder import CausalLM
 from astrai.models.device import resolve_device, resolve_dtype
+from astrai.models.errors import ModelLoadError
 from astrai.models.source import locate_model
 from astrai.text import ChatTemplate, Tokenizer
 
 __all__ = ["LoadedModel", "load_model", "open_checkpoint"]
 
 _log = logging.getLogger(__name__)
+
+# Of a context that a file asks for and nobody else: 2 million tokens of heads of 128 dimensions.
+_MAX_ROTARY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,9 @@ def load_model(
     resolved_dtype = resolve_dtype(dtype, resolved_device)
     path, checkpoint = open_checkpoint(source, bool(progress))
     config = checkpoint.config
-    max_len = config.context_len if max_seq_len is None else max_seq_len
+    # Before anything of that length is made: a rotary table may be larger than the machine.
+    max_len = _default_len(config, path) if max_seq_len is None else max_seq_len
     if not 2 <= max_len <= config.context_len:
-        # Before anything of that length is made: a rotary table may be larger than the machine.
         raise ValueError(f"max_seq_len is {max_len}; {_context_limit(config)}")
     if resolved_device.type == "cpu":
         # One setting for both, so that OMP_NUM_THREADS and torch.set_num_threads reach _C as well.
@@ -105,6 +109,19 @@ def open_checkpoint(source: str | Path | None, progress: bool = True) -> tuple[P
     Arguments and errors are those of `load_model`."""
     path = locate_model(source, progress)
     return path, open_gguf(path) if path.is_file() else open_folder(path)
+
+
+def _default_len(config: ModelConfig, path: Path) -> int:
+    """The model's context, unless a number in a file would take the machine's memory."""
+    table_bytes = 4 * config.rotary_dim * config.context_len
+    if table_bytes > _MAX_ROTARY_BYTES:
+        raise ModelLoadError(
+            path,
+            f"has a context of {config.context_len} tokens, whose rotary table alone would take "
+            f"{table_bytes / (1 << 30):.1f} GiB.",
+            "Pass the tokens to serve as --max-seq-len (max_seq_len in Python).",
+        )
+    return config.context_len
 
 
 def _context_limit(config: ModelConfig) -> str:

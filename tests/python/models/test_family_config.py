@@ -74,6 +74,37 @@ def test_gemma_has_its_authors_defaults() -> None:
     assert (uncapped.attn_soft_cap, uncapped.logit_soft_cap) == (None, 30.0)
 
 
+# Nulls of these switch something off.
+OFF = {"sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
+COMMON = {"head_dim", "num_key_value_heads", "rope_theta", "rope_scaling", "rope_parameters"}
+COMMON |= {"hidden_act", "rms_norm_eps", "layer_types", "quantization_config", "mlp_bias"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        (family.hf_architectures[0], key)
+        for family in FAMILIES
+        for key in sorted(COMMON | family.hf_defaults.keys() - OFF)
+    ],
+)
+def test_a_null_means_what_a_family_has_by_default(architecture: str, key: str) -> None:
+    stated = {"moe_intermediate_size": 16, **SIZES}  # what some families have no default for
+    stated.pop(key, None)
+    expected = config_from_hf({**stated, "architectures": [architecture]})
+    assert config_from_hf({**stated, "architectures": [architecture], key: None}) == expected
+
+
+def test_a_null_base_of_sliding_layers_is_the_familys() -> None:
+    nested = {
+        "full_attention": {"rope_type": "default", "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": None},
+    }
+    for values in ({"rope_local_base_freq": None}, {"rope_parameters": nested, "rope_theta": None}):
+        config = config_of("Gemma3ForCausalLM", **values)
+        assert config.local_rope == RopeConfig(theta=10000.0)
+
+
 def test_gemma3_has_a_base_for_each_layer_type_in_both_spellings() -> None:
     scaling = {"rope_type": "linear", "factor": 8.0}
     old = config_of(

@@ -243,6 +243,35 @@ def test_max_seq_len_sets_the_positions_served(tmp_path: Path) -> None:
             load(tmp_path, max_seq_len=outside)
 
 
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("context", [2**31 - 1, 10**12])
+def test_a_context_without_bounds_takes_no_memory(tmp_path: Path, kind: str, context: int) -> None:
+    source, model = tmp_path, llama()
+    if kind == "gguf":
+        source, key = tmp_path / "tiny.gguf", "llama.context_length"
+        model.config.max_position_embeddings = min(context, 2**32 - 1)  # a uint32 in the file
+        write_gguf(source, model)
+    else:
+        key = "max_position_embeddings"
+        model.save_pretrained(source)
+        change_json(source / "config.json", max_position_embeddings=context)
+    if context >= 2**31:
+        with pytest.raises(ModelLoadError, match=f"{key} must be a whole number"):
+            load(source)
+        return
+    with pytest.raises(ModelLoadError, match=r"context of 2147483647 tokens.*--max-seq-len"):
+        load(source)
+    assert load(source, max_seq_len=64).model.max_len == 64
+
+
+def test_a_scaling_factor_without_bounds_takes_no_memory(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    linear = {"rope_type": "linear", "factor": 1e29, "rope_theta": 10000.0}
+    change_json(tmp_path / "config.json", rope_parameters=linear)
+    with pytest.raises(ModelLoadError, match="rotary table alone"):
+        load(tmp_path)
+
+
 def test_rope_scaling_sets_how_long_texts_may_be(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0}
