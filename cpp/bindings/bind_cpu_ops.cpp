@@ -1,7 +1,8 @@
-// _C's CPU operations and the threads they run on. Contracts: <astrai/cpu_attention.h>, <astrai/cpu_isa.h>,
-// <astrai/cpu_linear.h>, <astrai/cpu_rowwise.h>, <astrai/thread_pool.h>.
+// _C's CPU operations and the threads they run on. Contracts: <astrai/all_finite.h>, <astrai/cpu_attention.h>,
+// <astrai/cpu_isa.h>, <astrai/cpu_linear.h>, <astrai/cpu_rowwise.h>, <astrai/thread_pool.h>.
 #include <pybind11/stl.h>
 
+#include "astrai/all_finite.h"
 #include "astrai/cpu_attention.h"
 #include "astrai/cpu_isa.h"
 #include "astrai/cpu_linear.h"
@@ -34,6 +35,13 @@ int cpu_threads(std::optional<int> n) {
 
 void bind_cpu_ops(py::module_& m) {
   m.attr("CPU_LINEAR_MAX_ROWS") = kCpuLinearMaxRows;
+  m.def(
+      "all_finite",
+      [](const TensorView& values) {
+        py::gil_scoped_release release;
+        return all_finite(values, shared_thread_pool());
+      },
+      py::arg("values"), "Whether no value is NaN or infinite.");
   m.def("cpu_isas", &cpu_isas, "Instruction sets available here, best last.");
   m.def("cpu_threads", &cpu_threads, py::arg("n") = py::none(), "Set the number of threads; returns it.");
   m.def(
@@ -50,14 +58,15 @@ void bind_cpu_ops(py::module_& m) {
       [](const TensorView& q, const TensorView& k_cache, const TensorView& v_cache, const TensorView& req_to_token,
          const TensorView& req_pool_indices, const TensorView& kv_indptr, const TensorView& out,
          const std::optional<TensorView>& new_k, const std::optional<TensorView>& new_v, float sm_scale,
-         const std::string& isa) {
+         float soft_cap, const std::string& isa) {
         py::gil_scoped_release release;
-        cpu_paged_decode({q, k_cache, v_cache, req_to_token, req_pool_indices, kv_indptr, out, new_k, new_v, sm_scale},
-                         resolve_cpu_isa(isa), shared_thread_pool());
+        const CpuPagedDecodeArgs args{q,   k_cache, v_cache, req_to_token, req_pool_indices, kv_indptr,
+                                      out, new_k,   new_v,   sm_scale,     soft_cap};
+        cpu_paged_decode(args, resolve_cpu_isa(isa), shared_thread_pool());
       },
       py::arg("q"), py::arg("k_cache"), py::arg("v_cache"), py::arg("req_to_token"), py::arg("req_pool_indices"),
       py::arg("kv_indptr"), py::arg("out"), py::arg("new_k") = py::none(), py::arg("new_v") = py::none(), py::kw_only(),
-      py::arg("sm_scale"), py::arg("isa") = "", "Attend one new token per request over its paged KV.");
+      py::arg("sm_scale"), py::arg("soft_cap") = 0.0f, py::arg("isa") = "", "Attend one new token per request over its paged KV.");
   m.def(
       "cpu_rms_norm",
       [](const TensorView& x, const TensorView& weight, const TensorView& out, float eps,
@@ -74,6 +83,13 @@ void bind_cpu_ops(py::module_& m) {
         cpu_silu_mul(gate_up, out, resolve_cpu_isa(isa), shared_thread_pool());
       },
       py::arg("gate_up"), py::arg("out"), py::arg("isa") = "", "out = silu(gate) * up.");
+  m.def(
+      "cpu_gelu_mul",
+      [](const TensorView& gate_up, const TensorView& out, const std::string& isa) {
+        py::gil_scoped_release release;
+        cpu_gelu_mul(gate_up, out, resolve_cpu_isa(isa), shared_thread_pool());
+      },
+      py::arg("gate_up"), py::arg("out"), py::arg("isa") = "", "out = gelu(gate) * up, the tanh form.");
   m.def(
       "cpu_rotary_emb",
       [](const TensorView& x, const TensorView& freqs, const TensorView& out) {

@@ -40,6 +40,9 @@ void check_arguments(const CpuPagedDecodeArgs& args) {
     return "q has " + std::to_string(n_heads) + " heads; expected a multiple of k_cache's " +
            std::to_string(n_kv_heads);
   });
+  check.require(args.soft_cap >= 0, [&] {
+    return "soft_cap is " + std::to_string(args.soft_cap) + "; expected a number above 0, or 0 for none";
+  });
   check.require(check.size("D") % 16 == 0, [&] {
     return "q.head_dim is " + std::to_string(check.size("D")) + "; expected a multiple of 16";
   });
@@ -128,6 +131,7 @@ void cpu_paged_decode(const CpuPagedDecodeArgs& args, CpuIsa isa, ThreadPool& po
   task.group = n_heads / n_kv_heads;
   task.head_dim = head_dim;
   task.sm_scale = args.sm_scale;
+  task.soft_cap = args.soft_cap;
 
   // Spans of a request lie together, and of a span all KV heads: those share the rows of k_cache.
   // One set of buffers per calling thread, so that a step of decoding allocates nothing.

@@ -45,6 +45,22 @@ void rotate_rows(const TensorView& x, const TensorView& freqs, const TensorView&
   }
 }
 
+using GatedAct = void (*TypedKernels::*)(const GatedActTask& task, int64_t row_begin, int64_t row_end);
+
+void gated_act(const char* op, GatedAct act, const TensorView& gate_up, const TensorView& out, CpuIsa isa,
+               ThreadPool& pool) {
+  ShapeCheck check(op);
+  check.shape("out", out, {"T", "N"}).shape("gate_up", gate_up, {"T", 2 * check.size("N")});
+  check.dtype("gate_up", gate_up, {DType::kFloat32, DType::kBFloat16}).dtype("out", out, {gate_up.dtype});
+  check.writable("out", out);
+  check_on_cpu(check, "gate_up", gate_up);
+  check_on_cpu(check, "out", out);
+  const GatedActTask task{gate_up.data, out.data, out.size(1)};
+  const auto rows = typed_kernels(out.dtype, isa).*act;
+  pool.run(out.size(0), chunk_limit(gate_up.numel() * 2, pool),
+           [&](int64_t begin, int64_t end) { rows(task, begin, end); });
+}
+
 }  // namespace
 
 void cpu_rms_norm(const TensorView& x, const TensorView& weight, const TensorView& out, float eps,
@@ -68,16 +84,11 @@ void cpu_rms_norm(const TensorView& x, const TensorView& weight, const TensorVie
 }
 
 void cpu_silu_mul(const TensorView& gate_up, const TensorView& out, CpuIsa isa, ThreadPool& pool) {
-  ShapeCheck check("cpu_silu_mul");
-  check.shape("out", out, {"T", "N"}).shape("gate_up", gate_up, {"T", 2 * check.size("N")});
-  check.dtype("gate_up", gate_up, {DType::kFloat32, DType::kBFloat16}).dtype("out", out, {gate_up.dtype});
-  check.writable("out", out);
-  check_on_cpu(check, "gate_up", gate_up);
-  check_on_cpu(check, "out", out);
-  const SiluMulTask task{gate_up.data, out.data, out.size(1)};
-  const TypedKernels& kernels = typed_kernels(out.dtype, isa);
-  pool.run(out.size(0), chunk_limit(gate_up.numel() * 2, pool),
-           [&](int64_t begin, int64_t end) { kernels.silu_mul(task, begin, end); });
+  gated_act("cpu_silu_mul", &TypedKernels::silu_mul, gate_up, out, isa, pool);
+}
+
+void cpu_gelu_mul(const TensorView& gate_up, const TensorView& out, CpuIsa isa, ThreadPool& pool) {
+  gated_act("cpu_gelu_mul", &TypedKernels::gelu_mul, gate_up, out, isa, pool);
 }
 
 void cpu_rotary_emb(const TensorView& x, const TensorView& freqs, const TensorView& out, ThreadPool& pool) {

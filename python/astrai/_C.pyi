@@ -533,6 +533,10 @@ def top_logprobs(
 ) -> None: ...
 def top_logprobs_workspace_bytes(batch: int, vocab_size: int) -> int: ...
 
+# ---- all_finite.h
+def all_finite(values: _Tensor) -> bool:
+    """Whether no value is NaN or infinite: float32, bfloat16 or float16, any shape and strides."""
+
 # ---- cpu_isa.h, cpu_linear.h, thread_pool.h
 CPU_LINEAR_MAX_ROWS: int  # the rows cpu_linear is made for; any number is accepted
 
@@ -573,6 +577,7 @@ def cpu_paged_decode(
     new_v: _Tensor | None = None,
     *,
     sm_scale: float,
+    soft_cap: float = 0.0,
     isa: str = "",
 ) -> None:
     """Write new_k, new_v to each request's last slot, then attend q [B, n_heads, D] over its KV.
@@ -594,6 +599,9 @@ def cpu_rms_norm(
 
 def cpu_silu_mul(gate_up: _Tensor, out: _Tensor, isa: str = "") -> None:
     """out [T, N] = silu(gate_up[:, :N]) * gate_up[:, N:], contiguous."""
+
+def cpu_gelu_mul(gate_up: _Tensor, out: _Tensor, isa: str = "") -> None:
+    """The same with the tanh form of GELU."""
 
 def cpu_rotary_emb(x: _Tensor, freqs: _Tensor, out: _Tensor) -> None:
     """Rotate x [T, H, D] (any stride between tokens) by freqs float32 [T, D/2, 2] into out."""

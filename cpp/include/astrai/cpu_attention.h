@@ -28,6 +28,7 @@ struct CpuPagedDecodeArgs {
   std::optional<TensorView> new_k;  // [B, n_kv_heads, D] rows: this step's keys and values, written to the slot of each
   std::optional<TensorView> new_v;  // request's last position first. Both or neither
   float sm_scale = 1;               // usually D ** -0.5
+  float soft_cap = 0;               // scores become soft_cap * tanh(score / soft_cap); 0 leaves them
 };
 
 // Query head h reads KV head h / (n_heads / n_kv_heads). Sums are float32. A request without KV gives zeros.

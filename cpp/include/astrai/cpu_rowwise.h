@@ -25,6 +25,9 @@ void cpu_rms_norm(const TensorView& x, const TensorView& weight, const TensorVie
 //   gate_up [T, 2N], out [T, N]
 void cpu_silu_mul(const TensorView& gate_up, const TensorView& out, CpuIsa isa, ThreadPool& pool);
 
+// The same with gelu(g) = g / 2 (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) (Hendrycks and Gimpel, GELUs, 2016).
+void cpu_gelu_mul(const TensorView& gate_up, const TensorView& out, CpuIsa isa, ThreadPool& pool);
+
 // Rotates neighbouring pairs: out[2i] = x[2i] cos - x[2i+1] sin, out[2i+1] = x[2i] sin + x[2i+1] cos
 // (Su et al., RoFormer, 2021, eq. 34).
 //   x      [T, H, D], any stride from token to token, contiguous inside

@@ -56,6 +56,13 @@ ASTRAI_TARGET void attend_span(const PagedDecodeTask& task, const KvSpan& span, 
     span_scores(q + head * task.head_dim, k, task.k_stride, slots, n_tokens, task.head_dim, task.sm_scale, weights);
     // Padding repeats a score, so that it does not change the maximum; its weight is left out of the sum.
     for (int64_t t = n_tokens; t < n_padded; ++t) weights[t] = weights[0];
+    if (task.soft_cap > 0) {
+      for (int64_t t = 0; t < n_padded; t += kLanes) {
+        // tanh(x) is 1 - 2 / (exp(2x) + 1).
+        const Vec e = exp(load(weights + t) * (2.0f / task.soft_cap));
+        store(weights + t, task.soft_cap - 2.0f * task.soft_cap / (e + 1.0f));
+      }
+    }
     Vec largest = load(weights);
     for (int64_t t = kLanes; t < n_padded; t += kLanes) {
       const Vec part = load(weights + t);

@@ -47,6 +47,7 @@ struct PagedDecodeTask {
   int64_t group;                   // query heads of one KV head
   int64_t head_dim;
   float sm_scale;
+  float soft_cap;  // 0: none
 };
 
 // The positions begin..end of one request as one KV head sees them; end - begin in 1..kCpuKvSpan.
@@ -67,7 +68,7 @@ struct RmsNormTask {
   float eps;
 };
 
-struct SiluMulTask {
+struct GatedActTask {
   const void* gate_up;  // [rows][2n]
   void* out;            // [rows][n]
   int64_t n;
@@ -77,7 +78,8 @@ struct SiluMulTask {
 struct TypedKernels {
   void (*attend_span)(const PagedDecodeTask& task, const KvSpan& span, float* partials);  // [group][partial_size]
   void (*rms_norm)(const RmsNormTask& task, int64_t row_begin, int64_t row_end);
-  void (*silu_mul)(const SiluMulTask& task, int64_t row_begin, int64_t row_end);
+  void (*silu_mul)(const GatedActTask& task, int64_t row_begin, int64_t row_end);
+  void (*gelu_mul)(const GatedActTask& task, int64_t row_begin, int64_t row_end);
 };
 
 struct CpuKernels {

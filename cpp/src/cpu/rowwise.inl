@@ -42,19 +42,31 @@ ASTRAI_TARGET void rms_norm_rows(const RmsNormTask& task, int64_t row_begin, int
   }
 }
 
-template <typename T>
-ASTRAI_TARGET void silu_mul_rows(const SiluMulTask& task, int64_t row_begin, int64_t row_end) {
+struct Silu {
+  ASTRAI_INLINE static Vec apply(Vec x) { return x / (exp(-x) + 1.0f); }
+};
+
+// x (1 + tanh(u)) / 2 is x / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+struct GeluTanh {
+  ASTRAI_INLINE static Vec apply(Vec x) {
+    const Vec cubic = fused_multiply_add(x * x, broadcast(0.044715f), broadcast(1.0f));
+    return x / (exp(x * cubic * -1.5957691216f) + 1.0f);
+  }
+};
+
+template <typename T, typename Act>
+ASTRAI_TARGET void gated_act_rows(const GatedActTask& task, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
     const T* gates = static_cast<const T*>(task.gate_up) + row * 2 * task.n;
     const T* ups = gates + task.n;
     T* out = static_cast<T*>(task.out) + row * task.n;
     for (int64_t i = 0; i < task.n; i += kLanes) {
       const int64_t left = task.n - i;
-      const Vec gate = load_upto(gates + i, left);
-      store_upto(out + i, gate / (exp(-gate) + 1.0f) * load_upto(ups + i, left), left);
+      store_upto(out + i, Act::apply(load_upto(gates + i, left)) * load_upto(ups + i, left), left);
     }
   }
 }
 
 template <typename T>
-constexpr TypedKernels kTypedKernels = {attend_span<T>, rms_norm_rows<T>, silu_mul_rows<T>};
+constexpr TypedKernels kTypedKernels = {attend_span<T>, rms_norm_rows<T>, gated_act_rows<T, Silu>,
+                                        gated_act_rows<T, GeluTanh>};

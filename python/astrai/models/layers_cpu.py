@@ -33,7 +33,16 @@ class CpuLayers(Layers):
         return out
 
     def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is None:
-            out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+        out = _half(gate_up) if out is None else out
         _C.cpu_silu_mul(gate_up, out)
         return out
+
+    def gelu_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        out = _half(gate_up) if out is None else out
+        _C.cpu_gelu_mul(gate_up, out)
+        return out
+
+
+def _half(gate_up: torch.Tensor) -> torch.Tensor:
+    """A place for the gated half of gate_up."""
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))

@@ -64,10 +64,13 @@ def test_add_rms_norm_leaves_the_sum_in_the_residual(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n_rows", [1, 7, 40])
-def test_silu_mul_gates_the_second_half(dtype: torch.dtype, n_rows: int) -> None:
+def test_the_gate_is_the_first_half(dtype: torch.dtype, n_rows: int) -> None:
     gate_up = random(n_rows, 96, dtype=dtype)
     gate, up = gate_up.double().chunk(2, dim=1)
-    assert_near(layers_of(dtype).silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
+    layers = layers_of(dtype)
+    assert_near(layers.silu_mul(gate_up), gate * torch.sigmoid(gate) * up)
+    gelu = torch.nn.functional.gelu(gate, approximate="tanh")
+    assert_near(layers.gelu_mul(gate_up), gelu * up)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from astrai import _C
 from reference import assert_close, reference_attention, reference_rotary, rotary_table
 
 DTYPES = (torch.float32, torch.bfloat16)
+GATED = {"silu": _C.cpu_silu_mul, "gelu": _C.cpu_gelu_mul}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,12 @@ class Pool:
             self.k_cache[own], self.v_cache[own] = self.keys[-1], self.values[-1]
 
     def decode(
-        self, q: torch.Tensor, isa: str = "", rows: slice = slice(None), **new: torch.Tensor
+        self,
+        q: torch.Tensor,
+        isa: str = "",
+        rows: slice = slice(None),
+        soft_cap: float = 0.0,
+        **new: torch.Tensor,
     ) -> torch.Tensor:
         lens = torch.tensor([0, *self.kv_lens[rows]])
         out = torch.full(q.shape, torch.nan, dtype=q.dtype)
@@ -67,6 +74,7 @@ class Pool:
             out,
             **new,
             sm_scale=q.shape[-1] ** -0.5,
+            soft_cap=soft_cap,
             isa=isa,
         )
         return out
@@ -113,6 +121,17 @@ class TestPagedDecode:
         _C.cpu_threads(1)
         assert torch.equal(together, pool.decode(q, isa))
 
+    @pytest.mark.parametrize("cap", [0.5, 50.0])
+    def test_a_soft_cap_bends_every_score(self, cap, dtype, isa):
+        pool = Pool([1, 0, 127, 130], 2, 32, dtype)
+        q = (30 * torch.randn(4, 6, 32)).to(dtype)
+        out = pool.decode(q, isa, soft_cap=cap)
+        for row, k, v, got in zip(q.double(), pool.keys, pool.values, out, strict=True):
+            k, v = (part.double().repeat_interleave(3, 1) for part in (k, v))
+            scores = torch.einsum("hd,thd->ht", row, k) * 32**-0.5
+            weights = torch.softmax(cap * torch.tanh(scores / cap), dim=-1)
+            assert_close(got, torch.einsum("ht,thd->hd", weights, v), dtype)
+
     def test_scores_far_apart_do_not_overflow(self, dtype, isa):
         pool = Pool([200], 1, 64, dtype)
         q = (300 * torch.randn(1, 1, 64)).to(dtype)
@@ -134,6 +153,7 @@ class TestPagedDecode:
             ({"req_pool_indices": torch.tensor([0, 4], dtype=torch.int32)}, r"indices\[1\] is 4"),
             ({"req_pool_indices": torch.tensor([-1, 0], dtype=torch.int32)}, r"indices\[0\] is -1"),
             ({"new_k": torch.zeros(2, 2, 16)}, "new_k and new_v are given together"),
+            ({"soft_cap": -1.0}, "soft_cap is -1.0+; expected a number above 0"),
             ({"q": torch.zeros(2, 16, 4).mT}, "q of shape .* must be contiguous"),
         ],
     )
@@ -148,7 +168,7 @@ class TestPagedDecode:
             "out": torch.zeros(2, 4, 16),
         } | changed
         with pytest.raises(ValueError, match=f"cpu_paged_decode: .*{message}"):
-            _C.cpu_paged_decode(**arguments, sm_scale=0.25)
+            _C.cpu_paged_decode(**{"sm_scale": 0.25} | arguments)
 
     def test_a_head_dim_that_is_no_multiple_of_16_is_refused(self):
         zeros = torch.zeros(1, 1, 24)
@@ -195,26 +215,28 @@ class TestRmsNorm:
             _C.cpu_rms_norm(x, torch.zeros(8), x, 1e-5, torch.zeros(2, 9))
 
 
-class TestSiluMul:
+@pytest.mark.parametrize("act", ["silu", "gelu"])
+class TestGatedActs:
     @pytest.mark.parametrize("shape", [(1, 1), (1, 1536), (7, 29), (200, 200), (0, 4)])
-    def test_agrees_with_float64(self, shape, dtype, isa):
+    def test_agrees_with_float64(self, shape, act, dtype, isa):
         gate_up = (3 * torch.randn(shape[0], 2 * shape[1])).to(dtype)
         out = torch.full(shape, torch.nan, dtype=dtype)
-        _C.cpu_silu_mul(gate_up, out, isa=isa)
+        GATED[act](gate_up, out, isa=isa)
         gate, up = gate_up.double().chunk(2, dim=-1)
-        assert_close(out, gate / (1 + (-gate).exp()) * up, dtype)
+        expected = F.silu(gate) if act == "silu" else F.gelu(gate, approximate="tanh")
+        assert_close(out, expected * up, dtype)
 
-    def test_large_gates_saturate_and_nan_stays(self, dtype, isa):
+    def test_large_gates_saturate_and_nan_stays(self, act, dtype, isa):
         gates = torch.tensor([-1e4, -100.0, -80.0, 0.0, 80.0, 1e4, torch.nan])
         gate_up = torch.cat((gates, torch.ones(7)))[None].to(dtype)
         out = torch.empty(1, 7, dtype=dtype)
-        _C.cpu_silu_mul(gate_up, out, isa=isa)
+        GATED[act](gate_up, out, isa=isa)
         assert_close(out[0, :6], torch.tensor([0.0, 0.0, 0.0, 0.0, 80.0, 1e4]).to(dtype), dtype)
         assert out[0, 6].isnan()
 
-    def test_a_bad_argument_is_named(self):
-        with pytest.raises(ValueError, match=r"cpu_silu_mul: gate_up has shape \[2, 8\]"):
-            _C.cpu_silu_mul(torch.zeros(2, 8), torch.zeros(2, 8))
+    def test_a_bad_argument_is_named(self, act):
+        with pytest.raises(ValueError, match=rf"cpu_{act}_mul: gate_up has shape \[2, 8\]"):
+            GATED[act](torch.zeros(2, 8), torch.zeros(2, 8))
 
 
 class TestRotary:

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
-def cpu_kernel_runs(q: Tensor, soft_cap: float | None) -> bool:
-    """Whether `_C.cpu_paged_decode` takes these rows. It has no backward and no soft cap."""
+def cpu_kernel_runs(q: Tensor) -> bool:
+    """Whether `_C.cpu_paged_decode` takes these rows. It has no backward."""
     return (
-        soft_cap is None
-        and q.device.type == "cpu"
+        q.device.type == "cpu"
         and q.dtype in _KERNEL_DTYPES
         and q.shape[-1] % 16 == 0
         and not (q.requires_grad and torch.is_grad_enabled())
@@ -38,6 +37,7 @@ def kernel_decode(
     kv_cache: KVCache,
     layer_id: int,
     sm_scale: float | None,
+    soft_cap: float | None,
     new_k: Tensor | None = None,
     new_v: Tensor | None = None,
 ) -> Tensor:
@@ -54,6 +54,7 @@ def kernel_decode(
         None if new_k is None else _with_contiguous_heads(new_k),
         None if new_v is None else _with_contiguous_heads(new_v),
         sm_scale=q.shape[-1] ** -0.5 if sm_scale is None else sm_scale,
+        soft_cap=soft_cap or 0.0,
     )
     return out
 

@@ -62,8 +62,8 @@ class TorchNativeBackend(AttentionBackend):
             return masked_packed_attention(q, kv_cache, layer_id, attn_mask, sm_scale)
         plan = step_plan(kv_cache, window, soft_cap is not None)
         is_decode = plan.decode is not None and plan.decode.rows is None
-        if plan.decode is not None and is_decode and cpu_kernel_runs(q, soft_cap):
-            return kernel_decode(plan.decode, q, kv_cache, layer_id, sm_scale, k, v)
+        if plan.decode is not None and is_decode and cpu_kernel_runs(q):
+            return kernel_decode(plan.decode, q, kv_cache, layer_id, sm_scale, soft_cap, k, v)
         write_kv(kv_cache, layer_id, k, v)
         if plan.decode is not None and is_decode:
             return gather_decode(plan.decode, q, kv_cache, layer_id, sm_scale, soft_cap)
@@ -116,8 +116,8 @@ def _ragged(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     if plan.decode is not None and plan.decode.rows is not None:
         rows = plan.decode.rows
-        if cpu_kernel_runs(q, soft_cap):
-            out[rows] = kernel_decode(plan.decode, q[rows], kv_cache, layer_id, sm_scale)
+        if cpu_kernel_runs(q):
+            out[rows] = kernel_decode(plan.decode, q[rows], kv_cache, layer_id, sm_scale, soft_cap)
         else:
             out[rows] = gather_decode(plan.decode, q[rows], kv_cache, layer_id, sm_scale, soft_cap)
     for request in plan.prefill:
