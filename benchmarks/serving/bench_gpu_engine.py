@@ -124,6 +124,16 @@ def profile_decode(client: Client, report: Report, n: int, seconds: float) -> No
     thread.join()
 
 
+def profile_mixed(client: Client, report: Report, n: int) -> None:
+    """A trace of W1's beginning: steps with chunks of prompts among requests that decode."""
+    work = workloads.at_once(n)
+    thread = threading.Thread(target=client.run, args=(work,), kwargs={"namespace": "mixed"})
+    thread.start()
+    time.sleep(0.15)
+    report.add("profile of steps with prompts", **breakdown(trace(0.25)))
+    thread.join()
+
+
 def machine(commit: str) -> dict[str, object]:
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
@@ -144,7 +154,7 @@ def machine(commit: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=sorted(workloads.MODELS), required=True)
-    parser.add_argument("--parts", default="w1,w3,w4,w5,profile")
+    parser.add_argument("--parts", default="w1,w3,w4,w5,mixed,profile")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="runs of W1 and W2")
     parser.add_argument("--prefill-chunk", type=int, help="left out: what the engine chooses")
     parser.add_argument("--max-batch-size", type=int, default=256)
@@ -168,6 +178,7 @@ def main() -> None:
         "w1": lambda: w1(client, report, n, args.repeats),
         "w4": lambda: w4(client, report),
         "w5": lambda: w5(client, report, rates),
+        "mixed": lambda: profile_mixed(client, report, n),
         "profile": lambda: [profile_decode(client, report, b, 0.4) for b in (1, n)] and None,
     }
     for name, part in parts.items():

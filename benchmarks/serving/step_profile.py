@@ -47,6 +47,7 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
     """Microseconds a step by kind of kernel, and the share of the time in which nothing ran.
 
     A step is what lies between two draws: the draws are counted by the kernel that ends each.
+    largest: kernels by the time that is theirs, with launches and microseconds a step.
     """
     device = sorted(
         (e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")),
@@ -58,6 +59,7 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
     end = max(float(e["ts"]) + float(e["dur"]) for e in device)  # type: ignore[arg-type]
     by_kind: dict[str, float] = defaultdict(float)
     names: Counter[str] = Counter()
+    by_name: dict[str, float] = defaultdict(float)
     busy_us, covered_to = 0.0, begin
     for event in device:
         start, duration = float(event["ts"]), float(event["dur"])  # type: ignore[arg-type]
@@ -68,6 +70,7 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
         covered_to = max(covered_to, start + duration)
         by_kind[kind_of(name)] += own
         names[name[:90]] += 1
+        by_name[name[:90]] += own
     n_steps = max(1, _n_steps(device))
     waits: Counter[str] = Counter(
         str(e["name"])
@@ -81,7 +84,10 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
         "idle_share": round(1 - busy_us / (end - begin), 4),
         "kernels_a_step": round(len(device) / n_steps, 1),
         "waiting_calls": dict(waits),
-        "most_frequent": [[name, n] for name, n in names.most_common(16)],
+        "largest": [
+            [name, round(names[name] / n_steps, 1), round(us / n_steps, 1)]
+            for name, us in sorted(by_name.items(), key=lambda item: -item[1])[:16]
+        ],
     }
 
 
