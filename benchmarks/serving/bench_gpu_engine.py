@@ -21,15 +21,9 @@ from pathlib import Path
 
 import torch
 from benchmarks.serving import workloads
-from benchmarks.serving.gpu_engine import (
-    Client,
-    itl_ms,
-    make_engine,
-    output_rate,
-    percentile,
-    ttft_ms,
-)
+from benchmarks.serving.gpu_engine import Client, make_engine
 from benchmarks.serving.step_profile import breakdown, trace
+from benchmarks.serving.timeline import itl_ms, output_rate, percentile, ttft_ms
 
 SETTINGS = {  # (requests at once, W5 rates with their numbers of requests)
     "qwen": (256, ((16.0, 192), (48.0, 400), (None, 256))),

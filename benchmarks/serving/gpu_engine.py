@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from benchmarks.serving.timeline import Timeline
 from benchmarks.serving.workloads import TEMPERATURE, Work
 
 from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
@@ -56,17 +56,6 @@ def make_engine(
         max_queue=4096,
         **options,
     )
-
-
-@dataclass(slots=True)
-class Timeline:
-    """Seconds from the client's start. times: of the events of one request, with their tokens."""
-
-    submitted_at: float
-    times: list[float] = field(default_factory=list)
-    n_tokens: int = 0
-    n_chars: int = 0
-    is_ended: bool = False
 
 
 class Client:
@@ -126,28 +115,3 @@ class Client:
                     self._n_open -= 1
             if self._n_open == 0:
                 self._changed.notify_all()
-
-
-def output_rate(timelines: Sequence[Timeline]) -> float:
-    """Output tokens a second from the first submit to the last event."""
-    began_at = min(timeline.submitted_at for timeline in timelines)
-    ended_at = max(timeline.times[-1] for timeline in timelines)
-    return sum(timeline.n_tokens for timeline in timelines) / (ended_at - began_at)
-
-
-def ttft_ms(timelines: Sequence[Timeline]) -> list[float]:
-    return [1e3 * (timeline.times[0] - timeline.submitted_at) for timeline in timelines]
-
-
-def itl_ms(timelines: Sequence[Timeline]) -> list[float]:
-    """Milliseconds between the events of a request, all requests together."""
-    return [
-        1e3 * (later - earlier)
-        for timeline in timelines
-        for earlier, later in zip(timeline.times, timeline.times[1:], strict=False)
-    ]
-
-
-def percentile(values: Sequence[float], p: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))]

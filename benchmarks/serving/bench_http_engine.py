@@ -1,0 +1,150 @@
+"""A real `astrai-serve` from files on one GPU: process start to first token, and W5
+(`workloads.py`) over HTTP.
+
+    python -m benchmarks.serving.bench_http_engine --folder /path/with/room --model qwen|llama
+        [--parts fresh,rates] [--rates 48,inf] [--out benchmarks/results]
+
+The folder holds random bfloat16 weights (written on first use) and a tokenizer of one word an id;
+files lie in the page cache. "start" is from the start of the process to the end of an answer of one
+token. The requests of a rate that --rates leaves out are sent at once beforehand, so that the cache
+holds the same. "empty cache" sends prompts of another seed than the rates, which find cached what
+the rates before them have sent. The client is one process on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calibration import machine
+from benchmarks.serving import workloads
+from benchmarks.serving.http_client import send
+from benchmarks.serving.random_folder import write_folder
+from benchmarks.serving.timeline import Timeline, itl_ms, output_rate, percentile, ttft_ms
+
+RATES: dict[str, tuple[tuple[float | None, int], ...]] = {
+    "qwen": ((16.0, 192), (48.0, 400), (None, 256)),
+    "llama": ((8.0, 96), (20.0, 240), (None, 256)),
+    "tiny": ((8.0, 8), (None, 16)),
+}
+_FRESH_SEED = 102
+
+
+class Report:
+    """Rows of one model; kept in its file after each, so that a limit of time leaves them."""
+
+    def __init__(self, model: str, out: Path | None, commit: str | None) -> None:
+        head = machine() if commit is None else {**machine(), "commit": commit}
+        self._result: dict[str, Any] = {"machine": {**head, **_card()}, "model": model, "rows": []}
+        self._path = None if out is None else out / f"http_engine_{model}.json"
+
+    def add(self, work: str, **values: float) -> None:
+        row = {"work": work, **{key: round(value, 2) for key, value in values.items()}}
+        self._result["rows"].append(row)
+        print(json.dumps(row), flush=True)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._result, indent=1) + "\n")
+
+
+def _card() -> dict[str, str]:
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return {"card": "none"}
+    name, driver = found.strip().split(", ")
+    return {"card": name, "driver": driver}
+
+
+@contextmanager
+def serving(folder: Path, options: list[str]) -> Iterator[int]:
+    """The port of a server of its own process, which may not answer yet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "astrai.cli.serve", "--model", str(folder)]
+    process = subprocess.Popen([*command, "--port", str(port), *options])
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def first_token_s(port: int, began_at: float, limit_s: float) -> float:
+    """Seconds from began_at to the end of an answer of one token; asks until the server listens."""
+    work = [workloads.single(n_prompt=16, n_output=1)]
+    while time.perf_counter() - began_at < limit_s:
+        try:
+            send(port, work, [0.0])
+        except OSError:
+            time.sleep(0.02)
+            continue
+        return time.perf_counter() - began_at
+    raise RuntimeError(f"no token after {limit_s:g} s")
+
+
+def measure(port: int, report: Report, name: str, work: list[Any], rate: float | None) -> None:
+    timelines = send(port, work, workloads.arrival_times(len(work), rate))
+    report.add(name, **figures(timelines))
+
+
+def measure_rates(
+    port: int, report: Report, rates: tuple[tuple[float | None, int], ...], wanted: str | None
+) -> None:
+    for rate, n in rates:
+        work = workloads.serving(n)
+        if wanted is not None and f"{rate or float('inf'):g}" not in wanted.split(","):
+            send(port, work, [0.0] * n)
+            continue
+        measure(port, report, "W5 all at once" if rate is None else f"W5 {rate:g}/s", work, rate)
+
+
+def figures(timelines: list[Timeline]) -> dict[str, float]:
+    first, between = ttft_ms(timelines), itl_ms(timelines)
+    return {
+        "n": len(timelines),
+        "output_tokens_s": output_rate(timelines),
+        "ttft_p50": percentile(first, 50),
+        "ttft_p99": percentile(first, 99),
+        "itl_p50": percentile(between, 50),
+        "itl_p99": percentile(between, 99),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--model", choices=RATES, required=True)
+    parser.add_argument("--parts", default="rates,fresh")
+    parser.add_argument("--rates", help="requests a second to report; inf: all at once")
+    parser.add_argument("--limit-s", type=float, default=120, help="for a start")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", help="left out: that of the checkout")
+    parser.add_argument("--option", action="append", default=[], help="of the server, --name=value")
+    args = parser.parse_args()
+    write_folder(args.folder, args.model)
+    report = Report(args.model, args.out, args.commit)
+    options = ["--max-seq-len=8192", "--max-batch-size=256", "--max-queue=4096", *args.option]
+    began_at = time.perf_counter()
+    with serving(args.folder, options) as port:
+        seconds = first_token_s(port, began_at, args.limit_s)
+        report.add("process start to first token, s", seconds=seconds)
+        for part in args.parts.split(","):
+            if part == "rates":
+                measure_rates(port, report, RATES[args.model], args.rates)
+                continue
+            fresh = workloads.serving(RATES[args.model][-1][1], seed=_FRESH_SEED)
+            measure(port, report, "W5 all at once, empty cache", fresh, None)
+
+
+if __name__ == "__main__":
+    main()
