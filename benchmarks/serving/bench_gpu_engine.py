@@ -122,9 +122,7 @@ def profile_mixed(client: Client, report: Report, n: int) -> None:
     """A trace of W1's beginning: steps with chunks of prompts among requests that decode."""
     work = workloads.at_once(n)
     thread = threading.Thread(target=client.run, args=(work,), kwargs={"namespace": "mixed"})
-    thread.start()
-    time.sleep(0.15)
-    report.add("profile of steps with prompts", **breakdown(trace(0.25)))
+    report.add("profile of steps with prompts", **breakdown(trace(0.4, thread.start)))
     thread.join()
 
 

@@ -10,6 +10,7 @@ import re
 import tempfile
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -27,9 +28,11 @@ KINDS = (  # the first that fits
 SYNCHRONISING = re.compile(r"Synchronize|cudaMemcpy$|cudaMalloc|cudaFree|cudaHostAlloc")
 
 
-def trace(seconds: float) -> list[dict[str, object]]:
-    """The complete events of a trace of this process over some seconds."""
+def trace(seconds: float, begin: Callable[[], None] | None = None) -> list[dict[str, object]]:
+    """The complete events of a trace of this process over some seconds, from `begin` on."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        if begin is not None:
+            begin()
         time.sleep(seconds)
         torch.cuda._sleep(1)  # a profile without work of its own thread may be dropped
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ enum class SkinnyOutput {
 
 struct SkinnyLinearTensors {
   TensorView x;       // [T, K], K a multiple of 8, rows contiguous and on 16 bytes, T up to skinny_linear_max_rows(K)
-  TensorView weight;  // [N, K], likewise
+  TensorView weight;  // [N, K], likewise; read before the kernels launched before have ended, which must not write it
   TensorView out;     // [T, N], with kSiluMul [T, N / 2]; rows contiguous; not x
 };
 
