@@ -47,18 +47,25 @@ lacks() {
   printf -- '- %s\n    %s\n' "$1" "$2" >&2
 }
 
+has_docker() {
+  command -v docker >/dev/null && return
+  lacks "docker: not found" "install Docker Engine 23 or newer with its compose plugin: https://docs.docker.com/engine/install/"
+  return 1
+}
+
+has_compose() {
+  docker compose version >/dev/null 2>&1 && return  # which asks no daemon
+  lacks "docker: no compose plugin" "sudo apt-get install docker-compose-plugin, or see https://docs.docker.com/compose/install/"
+  return 1
+}
+
 check_docker() {
-  if ! command -v docker >/dev/null; then
-    lacks "docker: not found" "install Docker Engine 23 or newer with its compose plugin: https://docs.docker.com/engine/install/"
-    return 1
-  fi
+  has_docker || return 1
+  has_compose || true  # one of what preflight lists
   local reason
-  if ! reason=$(docker info 2>&1 >/dev/null); then
-    lacks "docker: no daemon answers: ${reason##*$'\n'}" "sudo systemctl start docker; for its rights: sudo usermod -aG docker \$USER, then log in again"
-    return 1
-  fi
-  docker compose version >/dev/null 2>&1 ||
-    lacks "docker: no compose plugin" "sudo apt-get install docker-compose-plugin, or see https://docs.docker.com/compose/install/"
+  reason=$(docker info 2>&1 >/dev/null) && return
+  lacks "docker: no daemon answers: ${reason##*$'\n'}" "sudo systemctl start docker; for its rights: sudo usermod -aG docker \$USER, then log in again"
+  return 1
 }
 
 check_gpus() {
@@ -103,6 +110,7 @@ remove_project() { [ -z "$project" ] || rm -f "$project"; }
 trap remove_project EXIT
 
 compose() {
+  has_compose || exit 1
   if [ -z "$project" ]; then
     project=$(mktemp -t astrai-compose.XXXXXX)
     runtime compose "$config" ${once[@]+"${once[@]}"} >"$project"
@@ -167,6 +175,7 @@ case $command in
   *) fail "usage: scripts/serve.sh init|preflight|build|up|run|down|restart|logs|status [CONFIG]" 2 ;;
 esac
 [ "$command" = init ] || read_config
+case $command in build | down | logs | status) has_docker || exit 1 ;; esac  # the others begin with preflight
 once=()
 case $command in
   init) init ;;

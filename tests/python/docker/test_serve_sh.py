@@ -260,6 +260,28 @@ def test_preflight_lists_everything_at_once(machine: Machine) -> None:
     assert f"127.0.0.1:{port} is taken" in done.stderr and "ss -ltnp" in done.stderr
 
 
+@pytest.mark.parametrize("fault", ["docker: not found", "docker: no compose plugin"])
+@pytest.mark.parametrize("command", ["build", "up", "down"])
+def test_what_is_missing_is_named_by_what_needs_it(
+    machine: Machine, command: str, fault: str
+) -> None:
+    if fault == "docker: not found":
+        machine.remove("docker")
+    else:
+        machine.write("no_compose")
+    done = machine.serve_sh(command, write(machine.folder, CPU))
+    assert done.returncode == 1 and machine.compose_calls() == []
+    assert done.stderr.count("docker: ") == 1 and fault in done.stderr
+    assert "https://docs.docker.com/" in done.stderr and "command not found" not in done.stderr
+
+
+def test_the_compose_plugin_is_missed_without_a_daemon_too(machine: Machine) -> None:
+    machine.write("no_daemon")
+    machine.write("no_compose")
+    done = machine.serve_sh("preflight", write(machine.folder, CPU))
+    assert "no compose plugin" in done.stderr and "no daemon answers" in done.stderr
+
+
 def test_a_cpu_needs_no_gpu_s_things(machine: Machine) -> None:
     machine.remove("nvidia-smi")
     machine.write("runtimes", '{"runc": {}}')
