@@ -143,9 +143,12 @@ def _serve(settings: ServerSettings, began_s: float) -> int:
     from astrai.server.app import create_app
 
     app = create_app(engine, settings)
-    text = summary(url, settings, loaded, engine, time.monotonic() - began_s)
-    print(text, flush=True)
-    runner.run(app, engine, settings, listener)
+
+    def tell() -> None:
+        text = summary(url, settings, loaded, engine, time.monotonic() - began_s)
+        print(text, flush=True)
+
+    runner.run(app, engine, settings, listener, tell)
     return 0
 
 

@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -92,9 +93,16 @@ def quiet_collector() -> None:
 
 
 def run(
-    app: FastAPI, engine: InferenceEngine | None, settings: ServerSettings, listener: socket.socket
+    app: FastAPI,
+    engine: InferenceEngine | None,
+    settings: ServerSettings,
+    listener: socket.socket,
+    on_listening: Callable[[], None],
 ) -> None:
-    """Serve on listener until a signal; returns when the drain is over and the engine is down."""
+    """Serve on listener until a signal; returns when the drain is over and the engine is down.
+
+    on_listening: called once, when connections are taken.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -109,7 +117,7 @@ def run(
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + _GRACE_S,
     )
     quiet_collector()
-    server = _DrainingServer(config, app, engine, settings.drain_timeout_s)
+    server = _DrainingServer(config, app, engine, settings.drain_timeout_s, on_listening)
     try:
         server.run(sockets=[listener])
     finally:
@@ -126,12 +134,18 @@ class _DrainingServer(uvicorn.Server):
         app: FastAPI,
         engine: InferenceEngine | None,
         drain_timeout_s: float,
+        on_listening: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._app = app
         self._engine = engine
         self._drain_timeout_s = drain_timeout_s
+        self._on_listening = on_listening
         self._signalled_at = -math.inf
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signal handler. The signal is not raised again afterwards: a drained exit is status 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -37,6 +36,22 @@ serve.load_engine = lambda settings: (None, engine)
 sys.exit(serve.main())
 """
 
+# The same where it takes half a second from a bound port to one that is listened on.
+WITH_SLOW_START = f"""
+import asyncio
+
+import uvicorn
+
+startup = uvicorn.Server.startup
+
+async def late(self, sockets=None):
+    await asyncio.sleep(0.5)
+    await startup(self, sockets)
+
+uvicorn.Server.startup = late
+{WITH_FAKE}
+"""
+
 
 def start(
     log: Path, *argv: str, command: list[str], verify: ssl.SSLContext | bool = True
@@ -52,9 +67,8 @@ def start(
     for _ in range(600):
         assert process.poll() is None, log.read_text()
         if found := re.search(r"https?://127\.0\.0\.1:\d+", log.read_text()):
-            with contextlib.suppress(httpx.ConnectError):
-                httpx.get(found.group() + "/health", verify=verify)
-                return process, found.group()
+            httpx.get(found.group() + "/health", verify=verify)
+            return process, found.group()
         time.sleep(0.05)
     raise AssertionError(log.read_text())
 
@@ -132,6 +146,13 @@ def test_a_second_signal_ends_at_once(fake_server: tuple[subprocess.Popen[bytes]
         time.sleep(0.2)  # a signal that follows at once is taken for an echo of the first
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_who_reads_the_summary_can_connect(tmp_path: Path) -> None:
+    process, url = start(tmp_path / "log", command=["-c", WITH_SLOW_START])
+    process.kill()
+    process.wait()
+    assert url.startswith("http://127.0.0.1:")
 
 
 def test_it_starts_without_a_model(tmp_path: Path) -> None:
