@@ -2,21 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+
+#include "float_bits.h"
 
 namespace astrai {
-
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-inline float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
 
 // Exact.
 inline float float_from_half(uint16_t half) {

@@ -12,6 +12,10 @@ from repository_links import ROOT
 
 HEADERS = ROOT / "cpp" / "include" / "astrai"
 
+# Headers say of a part, or of themselves, that it may change with any version: no reference of it.
+_INTERNAL = re.compile(r"^// ---- .*\n// From here on not an interface(?s:.*)\Z", re.MULTILINE)
+_PART = "not an interface: it may change"
+
 # What reads better as code: text in backticks, calls, std::, names with underscores, shapes.
 _NAME = re.compile(
     r"(`[^`]+`|(?<![\w/.<])(?:std::)?[A-Za-z]\w*\(\)|\b(?:std|astrai)::\w+|\bk[A-Z]\w+"
@@ -21,12 +25,21 @@ _PARAMETER = re.compile(r"([a-z_]\w*(?:, [a-z_]\w*)*): +(.*)")
 
 
 def page() -> str:
-    """Every header, by name."""
-    return "\n\n".join(_header(path.name) for path in sorted(HEADERS.glob("*.h")))
+    """Every header that is an interface, by name."""
+    return "\n\n".join(_header(name, source) for name, source in interfaces().items())
 
 
-def _header(name: str) -> str:
-    source = (HEADERS / name).read_text(encoding="utf-8")
+def interfaces() -> dict[str, str]:
+    """The public headers by name, as far as they are an interface."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in sorted(HEADERS.glob("*.h"))}
+    return {
+        name: _INTERNAL.sub("}  // namespace astrai\n", source)
+        for name, source in sources.items()
+        if _PART not in " ".join(file_comment(source))
+    }
+
+
+def _header(name: str, source: str) -> str:
     parts = [f"## `astrai/{name}` {{ #{name.removesuffix('.h')} }}", prose(file_comment(source))]
     parts += _entries(declarations(source))
     return "\n\n".join(part for part in parts if part)
@@ -133,5 +146,5 @@ def _linked(text: str) -> str:
 
 @cache
 def _types() -> frozenset[str]:
-    sources = (path.read_text(encoding="utf-8") for path in HEADERS.glob("*.h"))
-    return frozenset(d.name for source in sources for d in declarations(source) if d.kind)
+    found = (d for source in interfaces().values() for d in declarations(source))
+    return frozenset(d.name for d in found if d.kind)

@@ -7,8 +7,10 @@ from typing import Any
 from markup import code, escaped, table
 
 from astrai.server import ServerSettings, create_app
+from astrai.server.field_texts import FIELD_TEXTS
 
 Schema = dict[str, Any]
+_THEMES = list(FIELD_TEXTS)
 
 
 def page() -> str:
@@ -57,7 +59,7 @@ def _operation(method: str, path: str, operation: Schema, schemas: dict[str, Sch
         text.append(table(("parameter", "in", "value", "default"), rows))
     if body := _body_name(operation):
         text.append(f'Body, `application/json`:<a id="{body}"></a>\n')
-        text.append(_fields(schemas[body]))
+        text.append(_fields(schemas[body], is_body=True))
     rows = [
         [status, _content(answer), escaped(answer["description"])]
         for status, answer in sorted(operation["responses"].items())
@@ -95,10 +97,14 @@ def _object(name: str, schema: Schema) -> str:
     return "\n".join(part for part in (heading, said, fields) if part)
 
 
-def _fields(schema: Schema) -> str:
+def _fields(schema: Schema, is_body: bool = False) -> str:
+    """Required fields first; the others of a body by theme, as the list of meanings has them."""
     required = schema.get("required", [])
+    fields = list(schema["properties"].items())
+    if is_body:
+        fields.sort(key=lambda field: _THEMES.index(field[0]))
     rows = []
-    for name, field in sorted(schema["properties"].items(), key=lambda f: f[0] not in required):
+    for name, field in sorted(fields, key=lambda f: f[0] not in required):
         default = "required" if name in required else _default(field)
         rows.append([code(name), _kind(field), default, field["description"]])
     return table(("field", "value", "default", "meaning"), rows)
