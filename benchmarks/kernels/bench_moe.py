@@ -6,25 +6,31 @@ Method: graph_timing.py. A call is routing, sorting, both products and the weigh
 layer; the router's own product is not part of it. The floor is the larger of two times: the bytes
 of the experts that got rows, read once at the ceiling of a streaming read, and the products at the
 rate of torch's own product of 8192 x 8192 x 8192. Each case is checked against float64 on the
-buffers that are then timed, over rows spread through the batch.
+buffers that are then timed, over rows spread through the batch. Beside it stand torch's grouped
+product, by the same replay, and one product for each expert, which waits for the counts and is
+therefore timed by a clock on the device around calls from Python.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from graph_timing import machine, n_sets, replay_us, write_results
+from moe_peers import by_expert, by_grouped_mm, has_grouped_mm
 from torch import Tensor
 
 from astrai.extension import ops
 
-TOKENS = (1, 16, 256, 8192)
+TOKENS = (1, 16, 64, 256, 2048, 8192)
 MAX_ERROR = 0.01  # relative, of bfloat16: three roundings of 2^-9
 N_CHECKED = 16
+PEER_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,21 @@ def multiply_tflops() -> float:
     return 2 * n**3 / time.median / 1e6
 
 
+def eager_us(calls: Sequence[Callable[[], object]]) -> float:
+    """Median over PEER_REPEATS rounds of the calls, launched from Python."""
+    calls[0]()
+    times = []
+    for _ in range(PEER_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / len(calls))
+    return statistics.median(times)
+
+
 def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict[str, object]:
     expert_bytes = 3 * layer.hidden * layer.intermediate * 2
     # A set has its own routing; sets share the weights where these alone exceed the cache.
@@ -100,6 +121,11 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
     touched = [len(set(ids.flatten().tolist())) for ids in routes]
     n_touched = sum(touched) / len(touched)
     time = replay_us([partial(mixture, layer, x, logits, gate_up, down) for x, logits in sets])
+    peer_args = [(x, logits, layer.n_active, gate_up, down) for x, logits in sets[:4]]
+    loop_us = eager_us([partial(by_expert, *args) for args in peer_args])
+    grouped_us: float | None = None
+    if has_grouped_mm():
+        grouped_us = replay_us([partial(by_grouped_mm, *args) for args in peer_args], 5).median
     read_us = n_touched * expert_bytes / read_gbs / 1e3
     flops = 2 * n_tokens * layer.n_active * 3 * layer.hidden * layer.intermediate
     multiply_us = flops / tflops / 1e6
@@ -115,6 +141,8 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
         "floor us": round(floor, 1),
         "bound by": "reading" if read_us >= multiply_us else "multiplying",
         "times the floor": round(time.median / floor, 2),
+        "torch grouped_mm us": None if grouped_us is None else round(grouped_us, 1),
+        "torch loop us": round(loop_us, 1),
     }
 
 
@@ -126,7 +154,11 @@ def main() -> None:
     torch.manual_seed(0)
     head = machine(args.commit)
     read_gbs, tflops = float(str(head["read GB/s"])), multiply_tflops()
-    rows = [measure(layer, n_tokens, read_gbs, tflops) for layer in LAYERS for n_tokens in TOKENS]
+    rows = []
+    for layer in LAYERS:
+        for n_tokens in TOKENS:
+            rows.append(measure(layer, n_tokens, read_gbs, tflops))
+            print(rows[-1], flush=True)
     write_results(
         "moe",
         "A mixture of experts on the GPU",

@@ -17,14 +17,17 @@ from astrai.engine.decode_runner import N_GRAPH_KINDS, graph_sizes
 from astrai.engine.prompt_runner import max_prompt_rows, prompt_sizes
 from astrai.extension import ops
 from astrai.kvcache import max_decode_splits
+from astrai.models.experts import fits_grouped_products
 
 if TYPE_CHECKING:
-    from astrai.models import CausalLM, ModelConfig
+    from astrai.models import CausalLM
+    from astrai.models.experts_config import ExpertsConfig
 
 __all__ = ["MemoryLedger", "NotEnoughMemoryError", "StepLimits", "gpu_ledger"]
 
 _GIB = 2**30
 _GRAPH_BYTES_PER_KERNEL = 2048  # device memory of a captured kernel node, measured on an H200
+_KERNELS_PER_MIXTURE = 12  # of a layer with grouped products and a shared expert
 _KERNELS_PER_EXPERT = 5  # where every row goes through every expert, see `experts.mix_densely`
 _LIBRARY_BYTES = 192 << 20  # workspaces of cuBLAS and code that is loaded at first use
 _SLACK = 1.1  # the allocator rounds
@@ -143,12 +146,16 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
     n_prompt_rows = max_prompt_rows(n_rows, limits.prefill_chunk)
     # Rows that are computed by single launches: behind the last attention, or of larger steps.
     n_single_rows = n_rows if chunk + n_rows <= n_prompt_rows else chunk + n_rows
-    n_kernels = 10 * config.n_layers + 16 + _KERNELS_PER_EXPERT * _n_experts(config)
-    n_graphs = len(sizes) * N_GRAPH_KINDS + len(prompt_sizes(n_prompt_rows))
+    n_kernels = 10 * config.n_layers + 16 + _expert_kernels(model)
+    prompts = prompt_sizes(n_prompt_rows)
+    n_graphs = len(sizes) * N_GRAPH_KINDS + len(prompts)
+    # Each graph of prompts may allocate anew beside its workspace, and does so for experts alone.
+    n_expert_rows = sum(prompts) if limits.has_graphs else n_prompt_rows
     return {
         "step": _LIBRARY_BYTES
         + int(_SLACK * (_row_bytes(model) * n_single_rows + logits))
-        + _kept_row_bytes(model) * n_prompt_rows,
+        + _kept_row_bytes(model) * n_prompt_rows
+        + int(_SLACK * _expert_row_bytes(model)[1] * n_expert_rows),
         "graphs": (
             int(_SLACK * (_row_bytes(model) * n_rows + logits))
             + logits  # where rows are drawn outside of the graph
@@ -163,23 +170,53 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
     }
 
 
-def _n_experts(config: ModelConfig) -> int:
-    """Experts of all layers together."""
-    experts = config.experts
+def _expert_kernels(model: CausalLM) -> int:
+    """Kernels of the experts of all layers together."""
+    experts = model.config.experts
     if experts is None:
         return 0
-    return experts.n_experts * sum(map(experts.is_sparse, range(config.n_layers)))
+    each = _KERNELS_PER_MIXTURE
+    if not _has_grouped_experts(model, experts):
+        each += _KERNELS_PER_EXPERT * experts.n_experts
+    return each * sum(map(experts.is_sparse, range(model.config.n_layers)))
+
+
+def _has_grouped_experts(model: CausalLM, experts: ExpertsConfig) -> bool:
+    return model.dtype.itemsize == 2 and fits_grouped_products(
+        experts.n_experts,
+        experts.n_active,
+        model.config.hidden_size,
+        experts.intermediate_size,
+    )
 
 
 def _row_bytes(model: CausalLM) -> int:
     """Activations of one token where most of them are alive at once: in the attention, or in the
     MLP. Beside them the residual stream, its norm and the index arrays."""
-    config = model.config
+    config, item = model.config, model.dtype.itemsize
     q = config.n_heads * config.head_dim
     qkv = q + 2 * config.n_kv_heads * config.head_dim
-    attention = qkv + q + config.hidden_size
-    mlp = 3 * config.intermediate_size + config.hidden_size
-    return (2 * config.hidden_size + max(attention, mlp)) * model.dtype.itemsize + 64
+    attention = (qkv + q + config.hidden_size) * item
+    mlp = (3 * config.intermediate_size + config.hidden_size) * item
+    most = max(attention, mlp, sum(_expert_row_bytes(model)))
+    return 2 * config.hidden_size * item + most + 64
+
+
+def _expert_row_bytes(model: CausalLM) -> tuple[int, int]:
+    """Bytes of one token in a layer with experts: of the grouped products, which have a place in
+    the `Workspace`, and of what is allocated beside them or in their stead."""
+    config, item, experts = model.config, model.dtype.itemsize, model.config.experts
+    if experts is None:
+        return 0, 0
+    hidden, size = config.hidden_size, experts.intermediate_size
+    allocated = hidden * item  # the sum of the experts
+    if experts.shared_size is not None:
+        allocated += (3 * experts.shared_size + hidden) * item
+    if _has_grouped_experts(model, experts):
+        routing = experts.n_experts * item + experts.n_active * 32
+        return experts.n_active * (size + hidden) * item, routing + allocated
+    routing = experts.n_experts * 24  # shares, sorted shares and their int64 indices
+    return 0, routing + allocated + (3 * size + hidden) * item + 8 * hidden
 
 
 def _kept_row_bytes(model: CausalLM) -> int:
@@ -188,7 +225,7 @@ def _kept_row_bytes(model: CausalLM) -> int:
     q = config.n_heads * config.head_dim
     heads = 2 * q + 2 * config.n_kv_heads * config.head_dim
     n_values = 3 * config.hidden_size + heads + 3 * config.intermediate_size
-    return n_values * model.dtype.itemsize + 3 * 4
+    return n_values * model.dtype.itemsize + _expert_row_bytes(model)[0] + 3 * 4
 
 
 def _refusal(

@@ -12,7 +12,9 @@ import torch
 
 from astrai.models.linear import linear
 
-__all__ = ["Gate", "mix_by_expert", "mix_densely", "route"]
+__all__ = ["Gate", "fits_grouped_products", "mix_by_expert", "mix_densely", "route"]
+
+_MAX_EXPERTS, _MAX_ACTIVE = 512, 32  # of the kernels that route and sort
 
 # (gate_up [n_rows, 2 n], out) -> [n_rows, n]: `Layers.silu_mul` or `gelu_mul`
 Gate = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -29,6 +31,12 @@ def route(
     if norm_topk_prob:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return ids, weights
+
+
+def fits_grouped_products(n_experts: int, n_active: int, hidden: int, intermediate: int) -> bool:
+    """Do the GPU's kernels (`astrai.extension.ops`, moe_*) take a mixture of these sizes?"""
+    is_routed = n_experts <= _MAX_EXPERTS and n_active <= _MAX_ACTIVE
+    return is_routed and hidden % 8 == 0 and intermediate % 8 == 0
 
 
 def mix_by_expert(
@@ -71,7 +79,7 @@ def mix_densely(
     gate: Gate,
 ) -> torch.Tensor:
     """As `mix_by_expert`, every row through every expert: n_experts / n_active times the work, but
-    nothing is read on the host. For devices without a grouped product."""
+    nothing is read on the host. For what a GPU's grouped products do not take."""
     n_experts = len(gate_up)
     shares = torch.zeros((len(x), n_experts), dtype=torch.float32, device=x.device)
     shares.scatter_(1, ids, weights)

@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from astrai.extension import apply_rotary_emb
-from astrai.models.experts import Gate, mix_by_expert, mix_densely
+from astrai.models.experts import Gate, mix_by_expert, mix_densely, route
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
     from astrai.models.linear import Linear
     from astrai.models.rotary import RotaryEmbedding
+    from astrai.models.workspace import Workspace
 
 __all__ = ["HeadNorms", "Layers", "PlaceHeads", "Placed"]
 
@@ -83,6 +84,12 @@ class Layers:
         n = gate_up.shape[1] // 2
         return F.gelu(gate_up[:, :n], approximate="tanh").mul_(gate_up[:, n:])
 
+    def route(
+        self, logits: torch.Tensor, n_active: int, norm_topk_prob: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The experts of each row and their weights, for `mix_experts`; see `experts.route`."""
+        return route(logits, n_active, norm_topk_prob)
+
     def mix_experts(
         self,
         x: torch.Tensor,
@@ -91,9 +98,11 @@ class Layers:
         gate_up: torch.Tensor,
         down: torch.Tensor,
         gate: Gate,
+        space: Workspace,
     ) -> torch.Tensor:
-        """The weighted sum of the experts ids [n_rows, n_active] of each row of x [n_rows, hidden];
-        see `experts.mix_by_expert`."""
+        """The weighted sum of the experts of each row of x [n_rows, hidden]; see
+        `experts.mix_by_expert`. ids, weights: what `route` gave. space: where grouped products
+        write."""
         mix = mix_by_expert if x.device.type == "cpu" else mix_densely
         return mix(x, ids, weights, gate_up, down, gate)
 

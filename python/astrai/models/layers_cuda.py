@@ -8,12 +8,14 @@ import torch
 
 from astrai import _C
 from astrai.extension import layer_kv, ops, reads_written_kv
+from astrai.models.experts import Gate, fits_grouped_products
 from astrai.models.layers import HeadNorms, Layers, Placed, PlaceHeads
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
     from astrai.models.linear import Linear
     from astrai.models.rotary import RotaryEmbedding
+    from astrai.models.workspace import Workspace
 
 __all__ = ["CudaLayers"]
 
@@ -25,6 +27,11 @@ _KERNELS = (
     "gelu_mul",
     "rotary_store_kv",
     "skinny_linear",
+    "moe_route",
+    "moe_sort",
+    "moe_gate_up",
+    "moe_down",
+    "moe_combine",
 )
 # Every block of a product norms all of x by itself: beyond so many values in x that takes longer
 # than a launch for the norm (benchmarks/results/skinny_linear.md).
@@ -107,6 +114,37 @@ class CudaLayers(Layers):
 
     def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
         ops.skinny_linear(x, linear.weight, linear.bias, output="add", out=residual)
+
+    def route(
+        self, logits: torch.Tensor, n_active: int, norm_topk_prob: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not fits_grouped_products(logits.shape[1], n_active, 0, 0):
+            return super().route(logits, n_active, norm_topk_prob)
+        return ops.moe_route(logits, n_active, norm_topk_prob)
+
+    def mix_experts(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate: Gate,
+        space: Workspace,
+    ) -> torch.Tensor:
+        """Grouped products, whose grids do not depend on the routing. They have SiLU in them;
+        another gate, and sizes that they do not take, go the way of `Layers`."""
+        n_experts, hidden, intermediate = down.shape
+        fits = fits_grouped_products(n_experts, ids.shape[1], hidden, intermediate)
+        if not fits or gate != self.silu_mul:
+            return super().mix_experts(x, ids.long(), weights, gate_up, down, gate, space)
+        gated, parts = space.pair_gated, space.parts  # rows of all pairs of a row of x
+        if gated is not None and parts is not None:
+            gated, parts = gated.view(-1, intermediate), parts.view(-1, hidden)
+        order, tiles = ops.moe_sort(ids, n_experts)
+        gated = ops.moe_gate_up(x, gate_up, order, tiles, gated)
+        parts = ops.moe_down(gated, down, order, tiles, parts)
+        return ops.moe_combine(parts, weights, space.hidden)
 
     def place_heads(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from astrai.models.experts import Gate, route
+from astrai.models.experts import Gate
 from astrai.models.layers import Layers
 from astrai.models.linear import Linear
 from astrai.models.workspace import Workspace
@@ -47,9 +47,9 @@ class SparseMLP:
     shared_gate: Linear | None = None  # one row: how much of the shared expert a row takes
 
     def __call__(self, x: torch.Tensor, ops: Layers, gate: Gate, space: Workspace) -> torch.Tensor:
-        """As `GatedMLP`; the result is a tensor of its own."""
-        ids, weights = route(self.router(x), self.n_active, self.norm_topk_prob)
-        mixed = ops.mix_experts(x, ids, weights, self.gate_up, self.down, gate)
+        """As `GatedMLP`."""
+        ids, weights = ops.route(self.router(x), self.n_active, self.norm_topk_prob)
+        mixed = ops.mix_experts(x, ids, weights, self.gate_up, self.down, gate, space)
         if self.shared is None or self.shared_gate is None:
             return mixed
         # The sigmoid as a softmax over (logit, 0), which works row by row: torch's own rounds by

@@ -26,6 +26,9 @@ class Workspace:
     gate_up: torch.Tensor | None = None  # n = 2 * intermediate_size
     gated: torch.Tensor | None = None  # n = intermediate_size
     residual: torch.Tensor | None = None  # n = hidden_size: what enters the layers
+    # Of the grouped products of experts, where the model has them.
+    pair_gated: torch.Tensor | None = None  # n = n_active * the experts' intermediate_size
+    parts: torch.Tensor | None = None  # n = n_active * hidden_size
 
     @staticmethod
     def of(config: ModelConfig, x: torch.Tensor) -> Workspace:
@@ -37,6 +40,11 @@ class Workspace:
         """All buffers for as many rows as x, which becomes the residual."""
         n_rows = x.shape[0]
         n_qkv = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        pair_gated = parts = None
+        if config.experts is not None and x.is_cuda:
+            n_active, size = config.experts.n_active, config.experts.intermediate_size
+            pair_gated = x.new_empty((n_rows, n_active * size))
+            parts = x.new_empty((n_rows, n_active * config.hidden_size))
         return Workspace(
             normed=torch.empty_like(x),
             hidden=torch.empty_like(x),
@@ -44,6 +52,8 @@ class Workspace:
             gate_up=x.new_empty((n_rows, 2 * config.intermediate_size)),
             gated=x.new_empty((n_rows, config.intermediate_size)),
             residual=x,
+            pair_gated=pair_gated,
+            parts=parts,
         )
 
     def first(self, n_rows: int) -> Workspace:

@@ -18,6 +18,7 @@ from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
 from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.config import ModelConfig
+from astrai.models.experts_config import ExpertsConfig
 from astrai.models.random_weights import RandomWeights
 from astrai.sampling import SamplingParams
 from device_sync import no_device_sync
@@ -25,6 +26,7 @@ from device_sync import no_device_sync
 pytestmark = pytest.mark.gpu
 
 VOCAB_SIZE = 1000
+EXPERTS = ExpertsConfig(16, 4, 128, norm_topk_prob=True)
 FAULT_ID = 999  # its embedding is NaN
 PROMPTS = [[(i * i + 13 * k) % 997 for i in range(3 + 11 * k)] for k in range(12)]
 
@@ -53,7 +55,7 @@ class Collector:
         return [token_id for event in events for token_id in event.token_ids]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "qwen3_moe"])
 def model(request: pytest.FixtureRequest) -> CausalLM:
     config = ModelConfig(
         architecture=request.param,
@@ -67,7 +69,8 @@ def model(request: pytest.FixtureRequest) -> CausalLM:
         rms_norm_eps=1e-6,
         tie_word_embeddings=False,
         max_position_embeddings=1024,
-        use_qk_norm=request.param == "qwen3",
+        use_qk_norm=request.param != "llama",
+        experts=EXPERTS if request.param == "qwen3_moe" else None,
     )
     weights = RandomWeights(config, std=0.08)
     made = build_model(

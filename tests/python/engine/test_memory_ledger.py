@@ -103,6 +103,16 @@ def test_graphs_count_the_kernels_of_experts_in_the_layers_that_have_them() -> N
     assert promised().parts["graphs"] < graphs(sparse_step=2) < graphs()
 
 
+def test_experts_that_are_not_grouped_take_more_kernels_and_grouped_ones_more_room_a_row() -> None:
+    def parts(n_experts: int) -> dict[str, int]:
+        experts = ExpertsConfig(n_experts, 8, 14336, norm_topk_prob=True)
+        return gpu_ledger(model_8b(experts), LIMITS, 0.9, memory=MEMORY).parts
+
+    grouped, dense = parts(512), parts(513)  # 512 is the most that the kernels take
+    assert dense["graphs"] > 2 * grouped["graphs"]
+    assert grouped["step"] > 1.5 * promised().step
+
+
 def test_graphs_that_are_not_captured_take_nothing() -> None:
     assert promised(replace(LIMITS, has_graphs=False)).graphs == 0 < promised().graphs
 

@@ -47,30 +47,39 @@ def moe_sort(ids: Tensor, n_experts: int) -> tuple[Tensor, Tensor]:
     return order, tiles
 
 
-def moe_gate_up(x: Tensor, gate_up: Tensor, order: Tensor, tiles: Tensor) -> Tensor:
+def moe_gate_up(
+    x: Tensor, gate_up: Tensor, order: Tensor, tiles: Tensor, out: Tensor | None = None
+) -> Tensor:
     """silu(gate) * up of each pair, summed in float32 and rounded once.
 
     x: [T, H]; gate_up: [E, 2 I, H], I gate rows and then I up rows; order, tiles: of `moe_sort`.
-    Returns [P, I], by position in the order."""
-    gated = x.new_empty((order.shape[0], gate_up.shape[1] // 2))
-    _C.moe_gate_up(x, gate_up, order, tiles, gated)
-    return gated
+    Returns [P, I], by position in the order; written to out where one is given."""
+    if out is None:
+        out = x.new_empty((order.shape[0], gate_up.shape[1] // 2))
+    _C.moe_gate_up(x, gate_up, order, tiles, out)
+    return out
 
 
-def moe_down(gated: Tensor, down: Tensor, order: Tensor, tiles: Tensor) -> Tensor:
+def moe_down(
+    gated: Tensor, down: Tensor, order: Tensor, tiles: Tensor, out: Tensor | None = None
+) -> Tensor:
     """The down projection of each pair, summed in float32 and rounded once.
 
     gated: [P, I] by position; down: [E, H, I]; order, tiles: of `moe_sort`.
-    Returns [P, H], by pair: the parts of row t are rows t * A to t * A + A - 1."""
-    parts = gated.new_empty((gated.shape[0], down.shape[1]))
-    _C.moe_down(gated, down, order, tiles, parts)
-    return parts
+    Returns [P, H], by pair: the parts of row t are rows t * A to t * A + A - 1. They are written
+    to out where one is given."""
+    if out is None:
+        out = gated.new_empty((gated.shape[0], down.shape[1]))
+    _C.moe_down(gated, down, order, tiles, out)
+    return out
 
 
-def moe_combine(parts: Tensor, weights: Tensor) -> Tensor:
+def moe_combine(parts: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
     """The weighted sum of each row's parts, in float32 by ascending j, rounded once.
 
-    parts: [T * A, H]; weights: [T, A] float32. Returns [T, H]."""
-    out = parts.new_empty((weights.shape[0], parts.shape[1]))
+    parts: [T * A, H]; weights: [T, A] float32. Returns [T, H]; written to out where one is
+    given."""
+    if out is None:
+        out = parts.new_empty((weights.shape[0], parts.shape[1]))
     _C.moe_combine(parts, weights, out)
     return out
