@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from graph_timing import machine, n_sets, replay_us, write_results
+from graph_timing import MIN_CALLS, machine, n_sets, replay_us, write_results
 from moe_peers import by_expert, by_grouped_mm, has_grouped_mm
 from torch import Tensor
 
@@ -31,6 +31,7 @@ TOKENS = (1, 16, 64, 256, 2048, 8192)
 MAX_ERROR = 0.01  # relative, of bfloat16: three roundings of 2^-9
 N_CHECKED = 16
 PEER_REPEATS = 5
+LONG_CALLS = 4  # in a graph, where a call takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,15 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
     routes = [ops.moe_route(logits, layer.n_active, True)[0] for _, logits in sets]
     touched = [len(set(ids.flatten().tolist())) for ids in routes]
     n_touched = sum(touched) / len(touched)
-    time = replay_us([partial(mixture, layer, x, logits, gate_up, down) for x, logits in sets])
+    min_calls = MIN_CALLS if n_tokens < 2048 else LONG_CALLS
+    ours = [partial(mixture, layer, x, logits, gate_up, down) for x, logits in sets]
+    time = replay_us(ours, min_calls=min_calls)
     peer_args = [(x, logits, layer.n_active, gate_up, down) for x, logits in sets[:4]]
     loop_us = eager_us([partial(by_expert, *args) for args in peer_args])
     grouped_us: float | None = None
     if has_grouped_mm():
-        grouped_us = replay_us([partial(by_grouped_mm, *args) for args in peer_args], 5).median
+        peers = [partial(by_grouped_mm, *args) for args in peer_args]
+        grouped_us = replay_us(peers, PEER_REPEATS, min_calls).median
     read_us = n_touched * expert_bytes / read_gbs / 1e3
     flops = 2 * n_tokens * layer.n_active * 3 * layer.hidden * layer.intermediate
     multiply_us = flops / tflops / 1e6
@@ -141,7 +145,7 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
         "floor us": round(floor, 1),
         "bound by": "reading" if read_us >= multiply_us else "multiplying",
         "times the floor": round(time.median / floor, 2),
-        "torch grouped_mm us": None if grouped_us is None else round(grouped_us, 1),
+        "torch grouped_mm us": "none" if grouped_us is None else round(grouped_us, 1),
         "torch loop us": round(loop_us, 1),
     }
 

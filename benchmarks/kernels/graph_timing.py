@@ -36,8 +36,11 @@ def n_sets(bytes_a_set: int) -> int:
     return max(2, min(MAX_SETS, 4 * L2_BYTES // max(bytes_a_set, 1) + 1))
 
 
-def replay_us(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> Time:
-    """calls: the operation on each buffer set. Fewer repeats suit what is only compared with."""
+def replay_us(
+    calls: Sequence[Callable[[], object]], repeats: int = REPEATS, min_calls: int = MIN_CALLS
+) -> Time:
+    """calls: the operation on each buffer set. Fewer repeats suit what is only compared with, and
+    fewer calls in a graph those that take milliseconds."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -45,7 +48,7 @@ def replay_us(calls: Sequence[Callable[[], object]], repeats: int = REPEATS) -> 
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    n_rounds = -(-MIN_CALLS // len(calls))
+    n_rounds = -(-min_calls // len(calls))
     with torch.cuda.graph(graph):
         for _ in range(n_rounds):
             for call in calls:
