@@ -103,7 +103,7 @@ MoeSortArgs check_moe_sort(const TensorView& ids, const TensorView& order, const
   ShapeCheck check("moe_sort");
   check.shape("ids", ids, {"T", "A"}).shape("order", order, {check.size("T") * check.size("A")});
   check.dtype("ids", ids, {DType::kInt32}).dtype("order", order, {DType::kInt32});
-  check.contiguous_from(0, "ids", ids);
+  require_block(check, "ids", ids);
   require_output(check, "order", order);
   check.require(n_experts >= 1 && n_experts <= kMoeMaxExperts, [&] {
     return "n_experts is " + std::to_string(n_experts) + "; accepted: 1 to " + std::to_string(kMoeMaxExperts);

@@ -60,27 +60,20 @@ __global__ void __launch_bounds__(MoeProductShape<kRows>::kThreads) moe_product_
   constexpr int kRowBlocks = Shape::kWarpRows / 16, kColumnBlocks = Shape::kWarpColumns / 8;
   constexpr int kOutColumns = kIsGated ? Shape::kColumns / 2 : Shape::kColumns;
   extern __shared__ __align__(128) unsigned char memory[];
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  const int4 tile = reinterpret_cast<const int4*>(args.tiles)[blockIdx.y];  // expert, first position, position behind, 0
-  if (tile.x < 0) return;
+  // moe_sort lets no kernel start before its tiles are there, so these and weights may be read before the wait: the first
+  // stages of weights are then under way while the kernel before this one ends. Past L1, which may hold an older call's.
+  const int4 tile = __ldcg(reinterpret_cast<const int4*>(args.tiles) + blockIdx.y);  // expert, positions [y, z), 0
+  if (tile.x < 0) {
+    wait_for_previous_kernel();
+    return;
+  }
   const int first_column = static_cast<int>(blockIdx.x) * kOutColumns;
 
   const T* const x = static_cast<const T*>(args.x);
   const T* const weights =
       static_cast<const T*>(args.weights) + static_cast<int64_t>(tile.x) * args.n_weight_rows * args.n_in;
   const int chunk = static_cast<int>(threadIdx.x % 8) * 8;
-  TileCopier<T, kRows, Shape::kThreads> rows;
   TileCopier<T, Shape::kColumns, Shape::kThreads> columns;
-#pragma unroll
-  for (int i = 0; i < rows.kCopies; ++i) {
-    const int position = tile.y + rows.row(i);
-    rows.from[i] = nullptr;
-    if (position < tile.z) {
-      const int64_t row = kIsGated ? args.order[position] / args.n_active : position;
-      rows.from[i] = x + row * args.n_in + chunk;
-    }
-  }
 #pragma unroll
   for (int i = 0; i < columns.kCopies; ++i) {
     const int column = columns.row(i);
@@ -90,26 +83,48 @@ __global__ void __launch_bounds__(MoeProductShape<kRows>::kThreads) moe_product_
     columns.from[i] = row < 0 ? nullptr : weights + static_cast<int64_t>(row) * args.n_in + chunk;
   }
   const uint32_t shared = shared_address(memory);
-  const auto load = [&](int step) {
+  const auto load_columns = [&](int step) {
     const uint32_t stage = shared + step % Shape::kStages * Shape::kStageBytes;
-    rows.copy(stage, x, step * Shape::kInner, args.n_in);
     columns.copy(stage + kRows * Shape::kRowBytes, x, step * Shape::kInner, args.n_in);
+  };
+  const int n_steps = (args.n_in + Shape::kInner - 1) / Shape::kInner;
+#pragma unroll
+  for (int step = 0; step < Shape::kStages - 1; ++step) {
+    if (step < n_steps) load_columns(step);
+  }
+
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  TileCopier<T, kRows, Shape::kThreads> rows;
+#pragma unroll
+  for (int i = 0; i < rows.kCopies; ++i) {
+    const int position = tile.y + rows.row(i);
+    rows.from[i] = nullptr;
+    if (position < tile.z) {
+      const int64_t row = kIsGated ? args.order[position] / args.n_active : position;
+      rows.from[i] = x + row * args.n_in + chunk;
+    }
+  }
+  const auto load_rows = [&](int step) {
+    rows.copy(shared + step % Shape::kStages * Shape::kStageBytes, x, step * Shape::kInner, args.n_in);
   };
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int warp_row = warp / Shape::kColumnWarps * Shape::kWarpRows;
   const int warp_column = warp % Shape::kColumnWarps * Shape::kWarpColumns;
   float sums[kRowBlocks][kColumnBlocks][4] = {};
-  const int n_steps = (args.n_in + Shape::kInner - 1) / Shape::kInner;
 #pragma unroll
   for (int step = 0; step < Shape::kStages - 1; ++step) {
-    if (step < n_steps) load(step);
-    cp_async_commit();
+    if (step < n_steps) load_rows(step);
+    cp_async_commit();  // the first group has all weights so far
   }
   for (int step = 0; step < n_steps; ++step) {
     cp_async_wait<Shape::kStages - 2>();
     __syncthreads();  // this stage has landed for all, and all are done with the one before it
-    if (step + Shape::kStages - 1 < n_steps) load(step + Shape::kStages - 1);
+    if (step + Shape::kStages - 1 < n_steps) {
+      load_rows(step + Shape::kStages - 1);
+      load_columns(step + Shape::kStages - 1);
+    }
     cp_async_commit();
     const uint32_t stage = shared + step % Shape::kStages * Shape::kStageBytes;
 #pragma unroll

@@ -10,7 +10,8 @@ void moe_sort(const TensorView& ids, const TensorView& order, const TensorView& 
   check_on_one_gpu("moe_sort", {{"ids", &ids}, {"order", &order}, {"tiles", &tiles}});
   if (args.n_pairs == 0) return;
   const DeviceGuard guard(ids.device_idx, "moe_sort");
-  launch_overlapped<moe_sort_kernel>("moe_sort", static_cast<unsigned>(n_experts), kMoeSortThreads,
+  const int n_threads = args.n_pairs <= 8 * kMoeSortWarpPairs ? 256 : kMoeSortMaxThreads;
+  launch_overlapped<moe_sort_kernel>("moe_sort", static_cast<unsigned>(n_experts), n_threads,
                                      n_experts * sizeof(int), static_cast<cudaStream_t>(stream), args);
 }
 
