@@ -30,7 +30,7 @@ from astrai.extension import ops
 TOKENS = (1, 16, 64, 256, 2048, 8192)
 MAX_ERROR = 0.01  # relative, of bfloat16: three roundings of 2^-9
 N_CHECKED = 16
-PEER_REPEATS = 5
+PEER_REPEATS = 3
 LONG_CALLS = 4  # in a graph, where a call takes milliseconds
 
 
@@ -158,6 +158,7 @@ def main() -> None:
     torch.manual_seed(0)
     head = machine(args.commit)
     read_gbs, tflops = float(str(head["read GB/s"])), multiply_tflops()
+    print(head, round(tflops), flush=True)  # and each row, so that an interrupted run leaves some
     rows = []
     for layer in LAYERS:
         for n_tokens in TOKENS:
