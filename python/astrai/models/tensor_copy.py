@@ -18,7 +18,7 @@ import torch
 
 from astrai import _C
 
-__all__ = ["StagedCopier", "copy_on_cpu", "is_finite"]
+__all__ = ["StagedCopier", "copy_on_cpu", "is_finite", "row_ranges"]
 
 _PIECE_BYTES = 4 << 20  # of the source
 _MAX_THREADS = 8  # past the bandwidth of a PCIe link
@@ -40,7 +40,7 @@ def copy_on_cpu(source: torch.Tensor, out: torch.Tensor, row_index: torch.Tensor
     """Copy into out, on a CPU, of the same shape. row_index: as in `WeightSource.copy_into`.
     Returns whether all that was written is finite."""
     finite = True
-    for begin, end in _pieces(source):
+    for begin, end in row_ranges(source, _PIECE_BYTES):
         piece = source[begin:end]
         if row_index is None:
             rows = out[begin:end]
@@ -52,10 +52,10 @@ def copy_on_cpu(source: torch.Tensor, out: torch.Tensor, row_index: torch.Tensor
     return finite
 
 
-def _pieces(source: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of about _PIECE_BYTES."""
+def row_ranges(source: torch.Tensor, n_bytes: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of rows that take about n_bytes together, at least one row each."""
     n_rows = source.shape[0]
-    each = max(1, _PIECE_BYTES * n_rows // max(1, source.nbytes))
+    each = max(1, n_bytes * n_rows // max(1, source.nbytes))
     for begin in range(0, n_rows, each):
         yield begin, min(begin + each, n_rows)
 
@@ -80,7 +80,7 @@ class StagedCopier:
         def put(span: tuple[int, int]) -> bool:
             return self._stage.put(source, out, row_index, *span)
 
-        return all(list(self._pool.map(put, _pieces(source))))
+        return all(list(self._pool.map(put, row_ranges(source, _PIECE_BYTES))))
 
     @property
     def _stage(self) -> _Stage:

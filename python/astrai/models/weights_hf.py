@@ -14,7 +14,7 @@ import torch
 
 from astrai.models.errors import ModelLoadError
 from astrai.models.safetensors_file import SafetensorsFile
-from astrai.models.tensor_copy import StagedCopier, copy_on_cpu
+from astrai.models.tensor_copy import StagedCopier, copy_on_cpu, row_ranges
 from astrai.models.weights import is_ignored, not_finite
 
 __all__ = ["SafetensorsSource", "read_json_object", "sum_by"]
@@ -97,15 +97,28 @@ class SafetensorsSource:
     ) -> None:
         file = self._file_of[name]
         source = file.view(name)
+        for begin, end in row_ranges(source, _MAPPED_BYTES):
+            rows = source[begin:end]
+            if row_index is None:
+                is_sound = self._copy(rows, out[begin:end], None)
+            else:
+                is_sound = self._copy(rows, out, row_index[begin:end])
+            if not is_sound:
+                raise not_finite(file.path, name, out.dtype)
+            self._forget_pages(rows.nbytes)
+
+    def _copy(
+        self, source: torch.Tensor, out: torch.Tensor, row_index: torch.Tensor | None
+    ) -> bool:
         if out.device.type == "cpu":
-            is_sound = copy_on_cpu(source, out, row_index)
-        else:
-            if self._copier is None:
-                self._copier = StagedCopier(out.device)
-            is_sound = self._copier.copy(source, out, row_index)
-        if not is_sound:
-            raise not_finite(file.path, name, out.dtype)
-        self._mapped_bytes += source.nbytes
+            return copy_on_cpu(source, out, row_index)
+        if self._copier is None:
+            self._copier = StagedCopier(out.device)
+        return self._copier.copy(source, out, row_index)
+
+    def _forget_pages(self, n_read: int) -> None:
+        """Drop mapped pages where many have been read."""
+        self._mapped_bytes += n_read
         if self._mapped_bytes >= _MAPPED_BYTES:
             self._mapped_bytes = 0
             for mapped in {id(file): file for file in self._file_of.values()}.values():

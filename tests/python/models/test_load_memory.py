@@ -16,15 +16,15 @@ from astrai.models.weights import expected_shapes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 30000,
+    "vocab_size": 140_000,  # most of the weights in one tensor
     "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 8,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 128,
     "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
+    "tie_word_embeddings": True,
 }
 N_SHARDS = 4
 MOST_BESIDE = 130e6  # the pages mapped at a time (64 MiB) and pieces of tensors
