@@ -36,7 +36,7 @@ ROWS = (  # work, key of the result, (vLLM, SGLang) by model
         {"qwen": ("12692", "-"), "llama": ("5787", "-")},
     ),
 )
-_NOTES = "## What holds it"  # written by hand, kept
+NOTES = "## What holds it"  # written by hand, kept
 PROFILE = ("products", "attention", "sampling", "small kernels", "copies")
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     for model, result in results.items():
         lines += _table(model, result)
     target = folder / "gpu_engine.md"
-    _, mark, notes = target.read_text().partition(_NOTES) if target.exists() else ("", "", "")
+    _, mark, notes = target.read_text().partition(NOTES) if target.exists() else ("", "", "")
     target.write_text("\n".join(lines) + mark + notes)
 
 
@@ -70,7 +70,7 @@ def _table(model: str, result: dict[str, Any]) -> list[str]:
     lines += ["| work | AstrAI | vLLM 0.26.0 | SGLang 0.5.17 |", "|---|---|---|---|"]
     for work, key, others in ROWS:
         if work in rows and model in others:
-            lines.append(f"| {work} | {_value(rows[work], key)} | {' | '.join(others[model])} |")
+            lines.append(f"| {work} | {value_of(rows[work], key)} | {' | '.join(others[model])} |")
     start = rows["start to first token, s"]["seconds"]
     lines += [f"| start of the engine to first token, s | {start:.1f} | | |", ""]
     lines += ["One decode step on the device, in microseconds (a trace of the running engine):", ""]
@@ -94,7 +94,7 @@ def _table(model: str, result: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _value(row: dict[str, Any], key: str) -> str:
+def value_of(row: dict[str, Any], key: str) -> str:
     if key == "latency":
         first = f"{row['ttft_p50']:.0f}/{row['ttft_p99']:.0f}"
         return f"{first}, {row['itl_p50']:.1f}/{row['itl_p99']:.1f}"
