@@ -154,8 +154,8 @@ def test_a_request_alone_draws_what_torch_draws(model: CausalLM) -> None:
     ):
         if token_id != expected:
             n_off += 1
-            assert first - second < 0.3
-    assert n_off <= 2
+            assert first - second < (0.3 if model.config.experts is None else 1.5)
+    assert n_off <= 2  # rounded router logits may choose another expert, which changes more
 
 
 def test_seeded_requests_repeat_themselves(model: CausalLM) -> None:
