@@ -17,11 +17,10 @@ from astrai.engine.decode_runner import N_GRAPH_KINDS, graph_sizes
 from astrai.engine.prompt_runner import max_prompt_rows, prompt_sizes
 from astrai.extension import ops
 from astrai.kvcache import max_decode_splits
-from astrai.models.experts import fits_grouped_products
+from astrai.models.experts import is_grouped
 
 if TYPE_CHECKING:
     from astrai.models import CausalLM
-    from astrai.models.experts_config import ExpertsConfig
 
 __all__ = ["MemoryLedger", "NotEnoughMemoryError", "StepLimits", "gpu_ledger"]
 
@@ -176,18 +175,9 @@ def _expert_kernels(model: CausalLM) -> int:
     if experts is None:
         return 0
     each = _KERNELS_PER_MIXTURE
-    if not _has_grouped_experts(model, experts):
+    if not is_grouped(experts, model.config.hidden_size, model.dtype):
         each += _KERNELS_PER_EXPERT * experts.n_experts
     return each * sum(map(experts.is_sparse, range(model.config.n_layers)))
-
-
-def _has_grouped_experts(model: CausalLM, experts: ExpertsConfig) -> bool:
-    return model.dtype.itemsize == 2 and fits_grouped_products(
-        experts.n_experts,
-        experts.n_active,
-        model.config.hidden_size,
-        experts.intermediate_size,
-    )
 
 
 def _row_bytes(model: CausalLM) -> int:
@@ -212,7 +202,7 @@ def _expert_row_bytes(model: CausalLM) -> tuple[int, int]:
     allocated = hidden * item  # the sum of the experts
     if experts.shared_size is not None:
         allocated += (3 * experts.shared_size + hidden) * item
-    if _has_grouped_experts(model, experts):
+    if is_grouped(experts, hidden, model.dtype):
         routing = experts.n_experts * item + experts.n_active * 32
         return experts.n_active * (size + hidden) * item, routing + allocated
     routing = experts.n_experts * 24  # shares, sorted shares and their int64 indices

@@ -10,9 +10,17 @@ from collections.abc import Callable
 
 import torch
 
+from astrai.models.experts_config import ExpertsConfig
 from astrai.models.linear import linear
 
-__all__ = ["Gate", "fits_grouped_products", "mix_by_expert", "mix_densely", "route"]
+__all__ = [
+    "Gate",
+    "fits_grouped_products",
+    "is_grouped",
+    "mix_by_expert",
+    "mix_densely",
+    "route",
+]
 
 _MAX_EXPERTS, _MAX_ACTIVE = 512, 32  # of the kernels that route and sort
 
@@ -37,6 +45,13 @@ def fits_grouped_products(n_experts: int, n_active: int, hidden: int, intermedia
     """Do the GPU's kernels (`astrai.extension.ops`, moe_*) take a mixture of these sizes?"""
     is_routed = n_experts <= _MAX_EXPERTS and n_active <= _MAX_ACTIVE
     return is_routed and hidden % 8 == 0 and intermediate % 8 == 0
+
+
+def is_grouped(experts: ExpertsConfig, hidden: int, dtype: torch.dtype) -> bool:
+    """Are they grouped products on a GPU, for a model of that hidden size and dtype?"""
+    return dtype.itemsize == 2 and fits_grouped_products(
+        experts.n_experts, experts.n_active, hidden, experts.intermediate_size
+    )
 
 
 def mix_by_expert(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from astrai.models.config import ModelConfig
+from astrai.models.experts import is_grouped
 from astrai.models.linear import has_cpu_product
 
 __all__ = ["Workspace"]
@@ -41,10 +42,10 @@ class Workspace:
         n_rows = x.shape[0]
         n_qkv = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         pair_gated = parts = None
-        if config.experts is not None and x.is_cuda:
-            n_active, size = config.experts.n_active, config.experts.intermediate_size
-            pair_gated = x.new_empty((n_rows, n_active * size))
-            parts = x.new_empty((n_rows, n_active * config.hidden_size))
+        experts = config.experts
+        if experts is not None and x.is_cuda and is_grouped(experts, config.hidden_size, x.dtype):
+            pair_gated = x.new_empty((n_rows, experts.n_active * experts.intermediate_size))
+            parts = x.new_empty((n_rows, experts.n_active * config.hidden_size))
         return Workspace(
             normed=torch.empty_like(x),
             hidden=torch.empty_like(x),
