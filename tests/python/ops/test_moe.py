@@ -26,6 +26,8 @@ SHAPES = [
     (333, 4, 60, 256, 88),
     (200, 1, 1, 128, 64),
     (300, 2, 4, 72, 40),
+    (600, 4, 16, 136, 264),  # of wgmma's tiles: columns and inner dimension that fill none, both
+    (700, 2, 8, 328, 72),  # consumers with and without rows
 ]
 
 
@@ -311,6 +313,8 @@ def test_odd_sizes_dtypes_and_the_cpu_are_refused() -> None:
         ops.moe_route(torch.zeros(2, 513).bfloat16(), 2, True)
     with pytest.raises(ValueError, match="not more than there are"):
         ops.moe_route(torch.zeros(2, 4).bfloat16(), 5, True)
+    with pytest.raises(ValueError, match="ids does not start on 16 bytes"):
+        ops.moe_sort(torch.zeros(9, dtype=torch.int32)[1:].view(4, 2), 8)
     expected = ValueError if _C.BUILT_WITH_CUDA else ops.KernelUnavailableError
     with pytest.raises(expected, match=r"logits is on the CPU|no CUDA kernels"):
         ops.moe_route(torch.zeros(2, 8).bfloat16(), 2, True)
