@@ -6,13 +6,13 @@ Needs torch and an astrai built with CUDA.
 
 The page table has page_size 1, a random permutation of the pool. Times and ceilings as
 graph_timing.py says. Every row is checked in the same run, in an output and workspaces that were
-NaN before, on the first, the middle and the last request. Bytes are the keys and values once.
-`peer us`: the best page_size 1 column of FlashInfer 0.6.18 (CUDA cores, tensor cores) and of
+NaN before, on the first, the middle and the last request. Bytes are the keys and values once. `peer
+us`: the best page_size 1 column of FlashInfer 0.6.18 (CUDA cores, tensor cores) and of
 FlashAttention-3 on such a table, measured on an H200 by the same method. `skewed` is one request of
-64K tokens among 63 of 1K. `64 x 9K, 8K shared`: 64 requests whose first 8K tokens are in the same
-slots, read once as the plan says; `unstacked`: the same without a plan. Shared tokens count once.
-As in the engine batches come with a plan, and the index arrays are complete before the kernel ahead
-of the call begins.
+64K tokens among 63 of 1K, `mixed` 256 requests of 100 to 1624 tokens. `64 x 9K, 8K shared`: 64
+requests whose first 8K tokens are in the same slots, read once as the plan says; `unstacked`: the
+same without a plan. Shared tokens count once. As in the engine batches come with a plan, and the
+index arrays are complete before the kernel ahead of the call begins.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ SPLIT_LEN = 512
 UNIT_MEMBERS = 256  # kUnitMembers of decode_runs.h
 SHARED_LENS = ([8192 + 1024] * 64, 8192)
 SEED = 0
+MIXED_LENS = [100 + 97 * i % 1525 for i in range(256)]
 
 SPREAD_SPLITS = 512  # the workspace's least size, see PagePool
 MODELS = {"llama8b": (32, 8, 128), "qwen0.6b": (16, 8, 128), "smol": (9, 3, 64)}
@@ -54,16 +55,22 @@ PEERS: dict[tuple[int, int], tuple[float, float, float]] = {
 
 
 # What was tried, and what keeps a row from its target. Written under the table's conditions.
-NOTES = """Tried, and timed in one run beside the kernel before: a list of units, not a search,
-with a merge by one warp for a head from 2048 heads on (llama8b 64 x 1024 81 to 73 us, 256 x 1024
-293 to 278, smol 64 x 8192 124 to 109); spreading a split over thread blocks (smol 1 x 1024 8.5 to
-7.2, but llama8b 1 x 1024 12.0 to 14.6: only head_dim 64 and below does it). By count, as no profile
-was taken, one sequence of 1024 tokens of head_dim 128 is held back by two launches and by 16 thread
-blocks whose warps have two tiles each in flight: four waits for memory after each other. llama8b
-64 x 8192 and `skewed` vary from run to run; the kernel before took 529 us and 147 us in that run,
-with a thread block for each head in the merge. qwen0.6b, with fewer heads than 2048, has that still
-and does not vary. Where the merge should change over was not measured again, and 256 x 32768 of
-head_dim 128 was left out, for want of time on the card."""
+NOTES = """Beside the kernel before it, in one run and to the same bits (us): llama8b 1 x 1024 11.8
+to 9.9, 8 x 1024 17.3 to 14.6, 64 x 8192 554 to 503, skewed 156 to 131; qwen0.6b 1 x 8192 15.3 to
+13.8, 256 x 1024 267 to 252, a mixed batch 237 to 219; smol 256 x 8192 444 to 393. What did it:
+units after a thread block's first two are taken by a counter, as some multiprocessors read a
+quarter slower than others; keys and values leave the L2 cache first; the merge and the kernel ahead
+ask for the same division of memory as the main kernel, without which single blocks of it began when
+the others had ended; short pairs merge by a warp, long ones by a block; the kernel behind a small
+merge may start before it.
+
+Tried without a gain: a merge by the last thread block of a request inside the main kernel (13 to
+60 % slower: its fence waits for the copies in flight); the whole of a unit fetched to L2 ahead
+of the wait; values read ahead of the softmax; last splits in the order of their lengths; hints
+for 128 or 256 bytes a fetch; two blocks of three stages (the same), one of six (a fifth slower).
+Leaving the products out shows what they cost: 3.8 us of one sequence of 1024 tokens, whose warps
+have eight tiles each to go through, 10 us of a mixed batch. Leaving the merge out: 2.6 and 6.5
+us."""
 
 
 class Inputs(NamedTuple):
@@ -108,7 +115,7 @@ class Case:
         members = [self.rows, self.rows, self.kv_indptr.diff(), self.split_indptr[:-1]]
         return {
             "members": torch.stack(members, 1).to(torch.int32),
-            "n_units": torch.tensor([len(units)], dtype=torch.int32, device="cuda"),
+            "n_units": torch.tensor([len(units), 0], dtype=torch.int32, device="cuda"),
             "units": torch.tensor(units, dtype=torch.int32, device="cuda"),
             "stack_len": stack_len,
         }
@@ -214,11 +221,13 @@ def main() -> None:
                 torch.cuda.empty_cache()
         skewed = Case(model, [65536, *[1024] * 63])
         rows.append(measure("skewed", skewed, model, None, read_gb_s))
+        mixed = Case(model, MIXED_LENS)
+        rows.append(measure("mixed", mixed, model, None, read_gb_s))
         shared = Case(model, *SHARED_LENS)
         rows.append(measure("64 x 9K, 8K shared", shared, model, None, read_gb_s))
         shared.plan = {}
         rows.append(measure("unstacked", shared, model, None, read_gb_s))
-        del skewed, shared
+        del skewed, mixed, shared
         torch.cuda.empty_cache()
     write_results(
         "attn_paged_decode",

@@ -94,10 +94,11 @@ void check_plan(ShapeCheck& check, const PagedDecodeCall& call) {
                 "stack_len is " + std::to_string(call.stack_len) + "; 1 to " + std::to_string(max_len) +
                     " are accepted " + (is_planned ? "for these heads" : "without units"));
   if (!is_planned) return;
-  check.shape("members", *call.members, {"B", 4}).shape("n_units", *call.n_units, {1});
+  check.shape("members", *call.members, {"B", 4}).shape("n_units", *call.n_units, {2});
   check.shape("units", *call.units, {"max_units", 2}).dtype("members", *call.members, {DType::kInt32});
   check.dtype("n_units", *call.n_units, {DType::kInt32}).dtype("units", *call.units, {DType::kInt32});
   check.contiguous_from(0, "members", *call.members).contiguous_from(0, "units", *call.units);
+  check.contiguous_from(0, "n_units", *call.n_units).writable("n_units", *call.n_units);
   const auto is_aligned = [](const TensorView& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
   check.require(is_aligned(*call.members) && is_aligned(*call.units), "members and units must start on 16 bytes");
   check.require(check.size("max_units") <= kInt32Max, "units has 2^31 rows or more");
@@ -201,6 +202,7 @@ PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call) {
   if (call.units && call.window == 0) {  // a window's begin differs from request to request
     args.members = call.members->data_as<const int32_t>();
     args.n_units = call.n_units->data_as<const int32_t>();
+    args.unit_counter = call.n_units->data_as<uint32_t>() + 1;
     args.units = call.units->data_as<const int32_t>();
     args.stack_len = static_cast<int>(call.stack_len);
     args.max_units = static_cast<int>(check.size("max_units"));

@@ -49,7 +49,7 @@ int64_t place(std::array<PlanSection, 14>& sections, int64_t total_q, int64_t n_
                {"q_tile_to_index", 0, n_tiles},
                {"decode_split_indptr", 0, n_decode + 1},
                {"decode_members", 0, n_decode * kMemberInt32},
-               {"decode_n_units", 0, 1},
+               {"decode_n_units", 0, 2},
                {"decode_units", 0, n_units * kUnitInt32}}};
   int64_t end = 0;
   for (PlanSection& section : sections) {
@@ -271,7 +271,8 @@ void BatchPlan::write_units(const Layout& layout, int64_t stack_len, int32_t* st
     std::memcpy(members, &member, sizeof(member));
     members += kMemberInt32;
   }
-  *section(kDecodeNUnits) = static_cast<int32_t>(layout.n_units);
+  section(kDecodeNUnits)[0] = static_cast<int32_t>(layout.n_units);
+  section(kDecodeNUnits)[1] = 0;
   runs_.write_units(stack_len, reinterpret_cast<DecodeUnit*>(section(kDecodeUnits)));
 }
 

@@ -1,6 +1,9 @@
 // attn_paged_decode kernel. The work is cut into units, (split, KV head, tile of query rows), KV heads fastest so that
-// the heads of a token are read together; thread blocks take units in turn until there are none. Lengths are read on the
-// device, the grid is a constant: a captured launch replays with other lengths.
+// the heads of a token are read together; thread blocks take units until there are none. Lengths are read on the device,
+// the grid is a constant: a captured launch replays with other lengths.
+//
+// A block's first two units follow from its number. The others are taken by ticket where a plan has a counter for them,
+// as multiprocessors differ in speed by a quarter when all read at once; else they are a grid apart.
 //
 // Each warp takes its share of a unit's tiles and keeps its own softmax; the warps merge at the end. A warp's ring of
 // tiles runs on across units: while it attends the last tiles of one, the first of the next are on their way, found
@@ -9,7 +12,7 @@
 //
 // With a plan (decode_runs.h) the query rows of a unit may come from several requests that hold the same slots
 // there: they are stacked, and the slots read once. A row's sums are those it has alone, in the same order. What the plan
-// says of a unit is loaded two units ahead.
+// says of the next unit is loaded between the tiles of the one before.
 //
 // Few units are spread: two or four thread blocks share the warps of each, with the whole block's ring for fewer warps,
 // and leave the warps' parts to the merge kernel.
@@ -50,9 +53,11 @@ __device__ KvRange<T> kv_range(const PagedDecodeArgs& args, const Unit& unit, in
   return range;
 }
 
-// Writes this step's key and value of the unit's KV head to the slot of the request's last position.
+// Writes this step's key and value of the unit's KV head to the slot of the request's last position: one warp of one unit
+// has to.
 template <typename T, int kHeadDim>
-__device__ void store_new_row(const PagedDecodeArgs& args, const Unit& unit, const KvRange<T>& range, int lane) {
+__device__ void store_new_row(const PagedDecodeArgs& args, const Unit& unit, const KvRange<T>& range, int warp, int lane) {
+  if (warp > 0 || !unit.is_last || range.new_pos < 0 || unit.first_head != unit.kv_head * args.group) return;
   const int64_t slot = range.table[range.new_pos];
   if (slot < 0) return;
   // A write past the pool would change another request's cache; stopping the device is the lesser harm.
@@ -122,6 +127,13 @@ struct RingFiller {
   }
 };
 
+// The unit after the next, any number past the last when there is none. A block asks once for each unit but its first, and
+// has two before it asks: the last answer of all is the one that brings the counter back to 0, for the next launch.
+__device__ inline int take_ticket(const PagedDecodeArgs& args, int n_units) {
+  const int n_asked = n_units - gridDim.x;
+  return 2 * gridDim.x + atomicInc(args.unit_counter, n_asked - 1);
+}
+
 // Thread blocks on a multiprocessor, as registers allow it: one attends while another merges.
 template <int kHeadDim, int kHeadTiles>
 constexpr int kMinBlocks = kHeadDim > 128 ? 1 : kHeadTiles > 1 ? 2 : 3;
@@ -144,7 +156,7 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   const int n_splits = args.split_indptr[args.batch], n_units = work.size();
   const int spread = kStacked ? 1 : spread_of(args, n_splits, n_head_tiles, n_spread_blocks);
   const int n_stages = min(n_block_stages * spread, kMaxStages);
-  int index = blockIdx.x / spread;
+  const int index = blockIdx.x / spread;
   const bool has_unit = index < n_units;  // what is loaded does not wait for the answer
   const int2 first_record = work.record(index);
   const int4 first_member = work.member(has_unit ? first_record.x : 0);
@@ -156,7 +168,7 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   const uint32_t ring = shared_address(rings) + warp * n_stages * Tiles::kStageBytes;
   int* const own_slots = shared_slots[warp];
   warp += blockIdx.x % spread * (kWarps / spread);  // of the unit
-  KvRange<T> range = kv_range<T, kHeadDim>(args, unit, warp);
+  const KvRange<T> range = kv_range<T, kHeadDim>(args, unit, warp);
   typename Tiles::Slots slots;
   slots.load(range, lane);
   if (args.is_plan_settled) {
@@ -166,6 +178,7 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   let_next_kernel_start();
   RingFiller<T, kHeadDim> filler{ring, own_slots, n_stages};
   filler.begin(range, slots, lane);
+  store_new_row<T, kHeadDim>(args, unit, range, warp, lane);
   while (filler.has_room() && filler.n_left > 0) filler.fill_next(lane);
   const auto load_q = [&](Softmax& softmax, const Unit& from, const RowTarget& target) {
 #pragma unroll
@@ -182,51 +195,64 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   load_q(softmax, unit, target);
 
   const int stride = spread > 1 ? n_units : gridDim.x;  // a unit that is spread is its blocks' only one
-  Unit next = unit;
-  if (index + stride < n_units) {
-    const int2 record = work.record(index + stride);
-    next = work.unit<Merge::kRows>(index + stride, record, work.member(record.x), lane);
-  }
-
+  const bool has_tickets = args.unit_counter != nullptr && n_units > 2 * stride;
+  int next_index = index + stride;
+  Span span = range;
   int stage = 0;
   while (true) {
-    const int next_index = index + stride;
-    const bool has_third = next_index + stride < n_units;
-    bool is_next_pending = next_index < n_units;  // there is a next unit that the filler has not begun
-    const KvRange<T> next_range = kv_range<T, kHeadDim>(args, next, warp);
-    if (is_next_pending) slots.load(next_range, lane);
-    const int2 third_record = has_third ? work.record(next_index + stride) : make_int2(0, 0);
+    const bool has_next = next_index < n_units;
+    int ticket = 0;
+    if (has_tickets && has_next && threadIdx.x == 0) ticket = take_ticket(args, n_units);
+    // The next unit is found by loads that each need the one before; n_found of them are begun.
+    constexpr int kFinds = 2;
+    int n_found = has_next ? 0 : kFinds;
+    const int2 record = has_next ? work.record(next_index) : make_int2(0, 0);
+    int4 member{};
+    Unit next = unit;
+    const auto find_more = [&] {
+      if (n_found == 0) {
+        member = work.member(record.x);
+      } else {
+        next = work.unit<Merge::kRows>(next_index, record, member, lane);
+        slots.load(kv_range<T, kHeadDim>(args, next, warp), lane);
+      }
+      ++n_found;
+    };
+    bool is_next_pending = has_next;  // the filler has not begun it
+    Span next_span = span;
 
     softmax.reset();
-    const int n_tiles = Tiles::n_tiles(range);
+    const int n_tiles = Tiles::n_tiles(span);
     for (int tile = 0;; ++tile) {
       while (filler.has_room()) {
         if (filler.n_left == 0) {
           if (!is_next_pending) break;
           is_next_pending = false;
+          while (n_found < kFinds) find_more();
+          const KvRange<T> next_range = kv_range<T, kHeadDim>(args, next, warp);
           filler.begin(next_range, slots, lane);
+          store_new_row<T, kHeadDim>(args, next, next_range, warp, lane);
+          next_span = next_range;
           if (filler.n_left == 0) break;
         }
         filler.fill_next(lane);
       }
       if (tile == n_tiles) break;
+      if (n_found < kFinds) find_more();
       wait_pending(filler.n_ahead - 1);
       __syncwarp();
       const uint32_t from = filler.ring + stage * Tiles::kStageBytes;
-      const int pos = range.first + tile * Tiles::kBlockTokens;
+      const int pos = span.first + tile * Tiles::kBlockTokens;
       if (kHeadTiles == 1 || unit.n_rows() <= 8) {
-        softmax.template attend<1>(from, pos, range.begin, range.end, args.scale_log2, args.cap_log2);
+        softmax.template attend<1>(from, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
       } else {
-        softmax.template attend<kHeadTiles>(from, pos, range.begin, range.end, args.scale_log2, args.cap_log2);
+        softmax.template attend<kHeadTiles>(from, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
       }
       __syncwarp();
       --filler.n_ahead;
       stage = stage + 1 == n_stages ? 0 : stage + 1;
     }
 
-    if (warp == 0 && unit.is_last && range.new_pos >= 0 && unit.first_head == unit.kv_head * args.group) {
-      store_new_row<T, kHeadDim>(args, unit, range, lane);
-    }
     if constexpr (!kStacked) {
       if (spread > 1) {
         const int place = (unit.first_split + unit.split) * kWarps + warp;
@@ -235,15 +261,13 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
     }
     const int n_rows = unit.n_rows();
     const RowTarget next_target = row_target<kStacked>(args, next, lane);
-    if (next_index < n_units) load_q(softmax, next, next_target);
-    const int4 third_member = has_third ? work.member(third_record.x) : make_int4(0, 0, 0, 0);
-    Merge::run(merge_shared, softmax, args, n_rows, target);
-    if (next_index >= n_units) return;
-    index = next_index;
+    if (has_next) load_q(softmax, next, next_target);
+    Merge::run(merge_shared, softmax, args, n_rows, target, ticket);
+    if (!has_next) return;
+    next_index = has_tickets ? merge_shared.ticket : next_index + stride;
     unit = next;
-    range = next_range;
+    span = next_span;
     target = next_target;
-    if (has_third) next = work.unit<Merge::kRows>(next_index + stride, third_record, third_member, lane);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention/attn_paged_decode.cuh"
 #include "attention/attn_paged_decode_splits.cuh"
+#include "common/carveout.cuh"
 #include "common/launch.cuh"
 #include "common/pdl.cuh"
 
@@ -73,18 +74,21 @@ void launch(const PagedDecodeArgs& args, int device_idx, cudaStream_t stream) {
   const auto n_blocks = static_cast<unsigned>(std::min<int64_t>(max_units, fit.n_blocks));
   const auto bytes = static_cast<size_t>(ring_bytes<T, kHeadDim>(fit.n_stages));
   constexpr int kManyPairs = 2048;  // fill a device with one warp for each
+  constexpr int kBlockPairs = 512;  // of those, the most that have a thread block, too
   const int n_pairs = args.batch * args.n_heads;
-  const bool is_pair_of_warp = n_pairs >= kManyPairs;
+  const int n_block_pairs = n_pairs < kManyPairs ? n_pairs : kBlockPairs;
   // Measured: at head_dim 128 a warp alone on its multiprocessor loses more than the shorter wait for memory gives.
   constexpr bool kSpreads = !kStacked && kHeadDim <= 64;
-  const int n_spread_blocks = kSpreads && !is_pair_of_warp ? static_cast<int>(n_blocks) : 0;
+  const int n_spread_blocks = kSpreads && n_block_pairs == n_pairs ? static_cast<int>(n_blocks) : 0;
   launch_overlapped<kernel<T, kHeadDim, kHeadTiles, kStacked>>(kOp, dim3(n_blocks), dim3(Shape<kHeadDim>::kThreads), bytes,
                                                                stream, args, n_head_tiles, fit.n_stages, n_spread_blocks);
   // With a place for each request alone in the workspace none has two splits.
   if (args.max_splits == args.batch) return;
-  const dim3 grid(static_cast<unsigned>(is_pair_of_warp ? (n_pairs + kMergeWarps - 1) / kMergeWarps : n_pairs));
-  launch_overlapped<merge_kernel<T, kHeadDim>>(kOp, grid, dim3(kMergeWarps * 32), 0, stream, args, n_head_tiles,
-                                               n_spread_blocks, is_pair_of_warp);
+  const int n_warp_blocks = n_block_pairs < n_pairs ? (n_pairs + kMergeWarps - 1) / kMergeWarps : 0;
+  prefer_shared_memory<merge_kernel<T, kHeadDim>>(kOp);
+  launch_overlapped<merge_kernel<T, kHeadDim>>(kOp, dim3(static_cast<unsigned>(n_block_pairs + n_warp_blocks)),
+                                               dim3(kMergeWarps * 32), 0, stream, args, n_head_tiles, n_spread_blocks,
+                                               n_block_pairs);
 }
 
 }  // namespace paged_decode

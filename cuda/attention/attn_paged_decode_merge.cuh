@@ -66,14 +66,16 @@ struct WarpMerge {
     float o[kWarps][kRows][kPassDims + 4];  // 4 keep the lanes of a fragment in different banks
     float max[kWarps][kRows], sum[kWarps][kRows];
     RowTarget targets[kRows];
+    int ticket;
   };
 
   // All threads of the block; what Shared held before is not needed any more once one of them is here. target: of row
-  // `lane` of the unit's n_rows, the same in all warps.
+  // `lane` of the unit's n_rows, the same in all warps. ticket: the first thread's, for the others to find in Shared.
   __device__ static void run(Shared& shared, const WarpSoftmax<T, kHeadDim, kHeadTiles>& softmax,
-                             const PagedDecodeArgs& args, int n_rows, const RowTarget& target) {
+                             const PagedDecodeArgs& args, int n_rows, const RowTarget& target, int ticket) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     __syncthreads();
+    if (threadIdx.x == 0) shared.ticket = ticket;
     if (warp == 0 && lane < n_rows) shared.targets[lane] = target;
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {

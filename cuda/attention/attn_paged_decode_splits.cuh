@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/attn_paged_decode_merge.cuh"
+#include "attention/attn_paged_decode_pairs.cuh"
 #include "attention/attn_paged_decode_units.cuh"
 #include "common/pdl.cuh"
 
@@ -153,7 +154,8 @@ struct SplitMerge {
   }
 };
 
-constexpr int kMergeWarps = 4;
+// Blocks that are on the device before the main kernel ends: the kernel behind them cannot take their place.
+constexpr int kFewMergeBlocks = 256;
 
 // Merges one pair's splits by the whole thread block, a warp for each sum.
 template <typename T, int kHeadDim>
@@ -188,16 +190,18 @@ __device__ void merge_by_block(SplitMerge<T, kHeadDim>& merge, const RowTarget& 
   if (threadIdx.x == 0) write_max_sum(merge.args, to, merge.largest, sum);
 }
 
-// Merges one pair's splits by one warp: a round of kSums * kRun splits at a time, to its four sums.
+// Merges one pair's splits by one warp, as many at a time as registers allow: neighbours go to one of its four sums.
 template <typename T, int kHeadDim>
 __device__ void merge_by_warp(SplitMerge<T, kHeadDim>& merge, const RowTarget& to, int lane) {
   using Merge = SplitMerge<T, kHeadDim>;
-  constexpr int kRound = Merge::kSums * Merge::kRun;
-  float values[kRound][Merge::kLaneDims];
+  constexpr int kAtOnce = kHeadDim > 128 ? 8 : 16;
+  constexpr int kSumsAtOnce = kAtOnce / Merge::kRun;
+  static_assert(Merge::kSums % kSumsAtOnce == 0, "a round is whole");
+  float values[kAtOnce][Merge::kLaneDims];
   float sum[Merge::kSums] = {}, o[Merge::kSums][Merge::kLaneDims] = {};
   const auto load = [&](int begin) {
 #pragma unroll
-    for (int i = 0; i < kRound; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (int d = 0; d < Merge::kLaneDims; ++d) {
         values[i][d] = begin + i < merge.n ? merge.value(merge.first + begin + i, d * 32 + lane) : 0.0f;
@@ -207,22 +211,23 @@ __device__ void merge_by_warp(SplitMerge<T, kHeadDim>& merge, const RowTarget& t
   load(0);
   merge.find_largest(lane);
 #pragma unroll 1
-  for (int begin = 0;;) {
-    const int own = begin + lane % kRound;
-    const float2 part = own < merge.n ? merge.part(merge.first + own) : make_float2(-INFINITY, 0.0f);
-    const float weight = part_weight(part.x, merge.largest), weighted_sum = weight * part.y;
+  for (int begin = 0; begin < merge.n;) {
 #pragma unroll
-    for (int i = 0; i < kRound; ++i) {
-      const float factor = __shfl_sync(kAllLanes, weight, i);
-      sum[i / Merge::kRun] += __shfl_sync(kAllLanes, weighted_sum, i);
+    for (int which = 0; which < Merge::kSums; which += kSumsAtOnce) {
+      const int own = begin + lane % kAtOnce;
+      const float2 part = own < merge.n ? merge.part(merge.first + own) : make_float2(-INFINITY, 0.0f);
+      const float weight = part_weight(part.x, merge.largest), weighted_sum = weight * part.y;
 #pragma unroll
-      for (int d = 0; d < Merge::kLaneDims; ++d) {
-        o[i / Merge::kRun][d] = fmaf(factor, values[i][d], o[i / Merge::kRun][d]);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int to_sum = which + i / Merge::kRun;
+        const float factor = __shfl_sync(kAllLanes, weight, i);
+        sum[to_sum] += __shfl_sync(kAllLanes, weighted_sum, i);
+#pragma unroll
+        for (int d = 0; d < Merge::kLaneDims; ++d) o[to_sum][d] = fmaf(factor, values[i][d], o[to_sum][d]);
       }
+      begin += kAtOnce;
+      load(begin);
     }
-    begin += kRound;
-    if (begin >= merge.n) break;
-    load(begin);
   }
   float total_sum = 0.0f, total[Merge::kLaneDims] = {};
 #pragma unroll
@@ -237,27 +242,27 @@ __device__ void merge_by_warp(SplitMerge<T, kHeadDim>& merge, const RowTarget& t
   if (lane == 0) write_max_sum(merge.args, to, merge.largest, total_sum);
 }
 
-// Merges the splits of requests that have more than one, and of all where units were spread. A thread block takes one
-// (request, query head) pair, or kMergeWarps of them when is_pair_of_warp: there are enough to fill the device then.
+// Merges the splits of requests that have more than one, and of all where units were spread.
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(kMergeWarps * 32, kHeadDim > 128 ? 2 : 4)
-    merge_kernel(const PagedDecodeArgs args, const int n_head_tiles, const int n_blocks, const bool is_pair_of_warp) {
+    merge_kernel(const PagedDecodeArgs args, const int n_head_tiles, const int n_spread_blocks, const int n_block_pairs) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int pair = is_pair_of_warp ? blockIdx.x * kMergeWarps + warp : blockIdx.x;
-  const int req = min(pair / args.n_heads, args.batch - 1);
-  // The kernel before this one is the main one, which writes none of these and began when they were complete.
-  const int first = args.split_indptr[req], n = args.split_indptr[req + 1] - first;
-  const bool is_spread = spread_of(args, args.split_indptr[args.batch], n_head_tiles, n_blocks) > 1;
+  // The kernel before this one is the main one, which does not write what is read here and began when it was complete.
+  const MergePair pair = find_pair(args, n_block_pairs, warp, lane);
+  const bool is_spread = spread_of(args, args.split_indptr[args.batch], n_head_tiles, n_spread_blocks) > 1;
+  const bool is_idle = pair.n <= (is_spread ? 0 : 1);
+  // One block that waits is enough for this kernel not to end before the kernels ahead of it.
+  if (is_idle && pair.is_of_block && blockIdx.x > 0) return;
+  if (gridDim.x <= kFewMergeBlocks) let_next_kernel_start();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (pair >= args.batch * args.n_heads) return;
-  SplitMerge<T, kHeadDim> merge{args, pair % args.n_heads, first, n};
-  const RowTarget to{req, merge.head, -1};
-  if (n <= 1 && !is_spread) return;
-  if (is_pair_of_warp) {
-    merge_by_warp(merge, to, lane);
-  } else {
+  if (is_idle) return;
+  SplitMerge<T, kHeadDim> merge{args, pair.head, pair.first, pair.n};
+  const RowTarget to{pair.req, pair.head, -1};
+  if (pair.is_of_block) {
     merge_by_block(merge, to, is_spread, warp, lane);
+  } else {
+    merge_by_warp(merge, to, lane);
   }
 }
 

@@ -16,6 +16,14 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
+// cp_async_16() for what is read once: it leaves the L2 cache before what else is there.
+__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "l"(policy)
+               : "memory");
+}
+
 // Warp w of a thread block takes tokens w * kWarpTokens and on of every kBlockTokens.
 template <int kHeadDim>
 struct Shape {
@@ -26,16 +34,20 @@ struct Shape {
   static constexpr int kMaxSlots = kMaxDecodeSplitLen / kWarps;  // tokens of a split that one warp takes
 };
 
+// The positions of one split, as one warp sees them.
+struct Span {
+  int begin, end;  // visible
+  int first;       // position of the warp's first tile; later ones follow every kBlockTokens
+};
+
 // The tokens of one (split, KV head), as one warp sees them.
 template <typename T>
-struct KvRange {
+struct KvRange : Span {
   const int32_t* table;          // token slot of each position of the request
   const T *k, *v;                // slot 0 of this KV head in the caches
   const T *new_k, *new_v;        // this step's row, for position new_pos
   int k_stride, v_stride;
-  int begin, end;                // visible positions of the split
   int new_pos;                   // -1 without new rows
-  int first;                     // position of the warp's first tile; later ones follow every kBlockTokens
 };
 
 template <typename T, int kHeadDim>
@@ -89,8 +101,8 @@ struct Ring {
     }
   };
 
-  __device__ static int n_tiles(const KvRange<T>& range) {
-    return max(range.end - range.first + kBlockTokens - 1, 0) / kBlockTokens;
+  __device__ static int n_tiles(const Span& span) {
+    return max(span.end - span.first + kBlockTokens - 1, 0) / kBlockTokens;
   }
 
   // Starts the copy of the tile at pos, given its tokens' slots, into a stage.
@@ -121,16 +133,16 @@ struct Ring {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const uint32_t to = (place ^ static_cast<uint32_t>(swizzle(i * step) * 16)) + i * step * kRowBytes;
-        cp_async_16(to, k + static_cast<int64_t>(rows[i]) * range.k_stride);
-        cp_async_16(to + kMatrixBytes, v + static_cast<int64_t>(rows[i]) * range.v_stride);
+        cp_async_16_once(to, k + static_cast<int64_t>(rows[i]) * range.k_stride);
+        cp_async_16_once(to + kMatrixBytes, v + static_cast<int64_t>(rows[i]) * range.v_stride);
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const int row = (i * 32 + lane) / kRowChunks, chunk = (i * 32 + lane) % kRowChunks;
         const uint32_t to = stage + offset(row, chunk);
-        cp_async_16(to, range.k + static_cast<int64_t>(rows[i]) * range.k_stride + chunk * kChunkLen);
-        cp_async_16(to + kMatrixBytes, range.v + static_cast<int64_t>(rows[i]) * range.v_stride + chunk * kChunkLen);
+        cp_async_16_once(to, range.k + static_cast<int64_t>(rows[i]) * range.k_stride + chunk * kChunkLen);
+        cp_async_16_once(to + kMatrixBytes, range.v + static_cast<int64_t>(rows[i]) * range.v_stride + chunk * kChunkLen);
       }
     }
   }

@@ -1,6 +1,7 @@
 // rotary_store_kv: checks, then one launch. Contract: <astrai/fused_ops.h>.
 #include "fused/rotary_store_kv.cuh"
 
+#include "common/carveout.cuh"
 #include "common/instances.cuh"
 
 namespace astrai {
@@ -17,6 +18,7 @@ void launch_runs(const RotaryStoreKvArgs& args, cudaStream_t stream) {
   const int64_t n_runs = args.n_tokens * (runs.q.n_runs + 2 * runs.kv.n_runs);
   const dim3 block(n_lanes, kRotaryStoreThreads / n_lanes);
   const auto n_blocks = static_cast<unsigned>((n_runs + block.y - 1) / block.y);
+  prefer_shared_memory<rotary_store_kv_kernel<T, kHasNorm, kHeads>>("rotary_store_kv");  // attention is next
   launch_overlapped<rotary_store_kv_kernel<T, kHasNorm, kHeads>>("rotary_store_kv", n_blocks, block, 0, stream, args, runs);
 }
 

@@ -83,7 +83,7 @@ TEST_CASE("rows that decode have splits and no tiles, the others tiles and no sp
   CHECK(staging.section(layout, "q_tile_to_index") == Values{0, 1, 0});
   CHECK(staging.section(layout, "decode_split_indptr") == Values{0, 2});
   CHECK(staging.section(layout, "decode_members") == Values{0, decode, 3, 0});
-  CHECK(staging.section(layout, "decode_n_units") == Values{2});
+  CHECK(staging.section(layout, "decode_n_units") == Values{2, 0});
   CHECK(staging.section(layout, "decode_units") == Values{0, 0 * kUnitMembers + 1, 0, 1 * kUnitMembers + 1});
   CHECK(!layout.has_shared);
 }
@@ -108,7 +108,7 @@ TEST_CASE("requests that share pages share the units of their whole splits") {
   CHECK(staging.section(layout, "decode_split_indptr") == Values{0, 5, 10, 15});
   CHECK(staging.section(layout, "decode_members") == Values{0, 0, 40, 0, 1, 1, 40, 5, 2, 2, 40, 10});
   // Four splits of all three in two stacks each, then the last one of each request.
-  CHECK(staging.section(layout, "decode_n_units") == Values{11});
+  CHECK(staging.section(layout, "decode_n_units") == Values{11, 0});
   Values units;
   for (const int32_t split : {0, 1, 2, 3}) {
     for (const int32_t word : {0, split * kUnitMembers + 2, 2, split * kUnitMembers + 1}) units.push_back(word);

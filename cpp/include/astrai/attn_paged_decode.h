@@ -39,7 +39,7 @@ struct PagedDecodeCall {
   // A plan of the work (decode_runs.h), in which requests that share slots share it: all three or none. Without, the units
   // are the requests' splits, found on the way. Not used with a window.
   std::optional<TensorView> members;       // [B, 4] int32, DecodeMember
-  std::optional<TensorView> n_units;       // [1] int32
+  std::optional<TensorView> n_units;       // [2] int32: their number, then a counter, 0 before each call and after it
   std::optional<TensorView> units;         // [at least n_units, 2] int32, DecodeUnit
   float sm_scale = 1;                      // usually D ** -0.5
   float soft_cap = 0;                     // > 0: logits become cap * tanh(logit / cap)
@@ -70,6 +70,7 @@ struct PagedDecodeArgs {
   const int32_t* split_indptr;        // [batch + 1]
   const int32_t* members;             // [batch, 4]; it and the next two are null without a plan
   const int32_t* n_units;             // [1]
+  uint32_t* unit_counter;             // [1], or null
   const int32_t* units;               // [max_units, 2]
   float* o_part;                      // [max_splits, n_heads, head_dim] weighted sums of values, relative to the maximum
   float* ml_part;                     // [max_splits, n_heads, 2] maximum of the logits in log2 units, sum of weights

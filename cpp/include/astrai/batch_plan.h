@@ -18,7 +18,7 @@
 //   q_tile_to_index     [n_tiles]      and the tile's number within that row
 //   decode_split_indptr [n_decode + 1] prefix sum of ceil(seq_len / split_len)
 //   decode_members      [n_decode, 4]  DecodeMember (decode_runs.h): the rows that decode, those that share slots together
-//   decode_n_units      [1]            entries of the next
+//   decode_n_units      [2]            entries of the next, and 0: a counter of the decode kernel's
 //   decode_units        [n_units, 2]   DecodeUnit: what the decode kernel works through
 //
 // The first n_decode rows decode: their one token was generated, and the decode kernel attends it, whatever else is in the

@@ -47,7 +47,7 @@ class KVCache:
     prefill_out: Tensor | None = field(default=None, repr=False)
     decode_split_indptr: Tensor | None = None  # [n_decode + 1] prefix sum of KV splits
     # The decode kernel's work, which requests that share slots share (astrai/decode_runs.h):
-    # [n_decode, 4], [1] and [n_units, 2]; None when less than two requests decode.
+    # [n_decode, 4], [2] and [n_units, 2]; None when less than two requests decode.
     decode_members: Tensor | None = None
     decode_n_units: Tensor | None = None
     decode_units: Tensor | None = None

@@ -110,7 +110,7 @@ def assert_units_are_right(
     assert members[:, 2].tolist() == [sections["seq_lens"][row] for row in rows]
     assert members[:, 3].tolist() == [sections["decode_split_indptr"][row] for row in rows]
     units = np.array(sections["decode_units"], np.int32).reshape(-1, 2).tolist()
-    assert sections["decode_n_units"] == [len(units)]
+    assert sections["decode_n_units"] == [len(units), 0]
     sharers = {(split, row): rows for split, rows in naive for row in rows}
     seen: list[tuple[int, int]] = []
     n_stacks: Counter[tuple[int, frozenset[int]]] = Counter()

@@ -35,7 +35,7 @@ def units(batch: StepBatch) -> list[tuple[list[list[int]], int]]:
     members, listed = cache.decode_members.tolist(), cache.decode_units.tolist()
     return [
         (members[first : first + word % 256], word // 256)
-        for first, word in listed[: int(cache.decode_n_units)]
+        for first, word in listed[: int(cache.decode_n_units[0])]
     ]
 
 

@@ -391,7 +391,7 @@ def test_float32_has_no_kernel() -> None:
 BF16 = torch.bfloat16
 PLAN = {
     "members": torch.zeros(3, 4, dtype=torch.int32),
-    "n_units": torch.zeros(1, dtype=torch.int32),
+    "n_units": torch.zeros(2, dtype=torch.int32),
     "units": torch.zeros(3, 2, dtype=torch.int32),
 }
 
@@ -413,7 +413,7 @@ PLAN = {
         ({"new_k": torch.zeros(3, 2, 64, dtype=BF16)}, "new_k and new_v go together"),
         ({"out_buf": torch.zeros(3, 4, 64, dtype=torch.float16)}, "out is float16"),
         ({"stack_len": 2}, "stack_len is 2; 1 to 1 are accepted without units"),
-        ({"n_units": torch.zeros(1, dtype=torch.int32)}, "members, n_units and units go"),
+        ({"n_units": torch.zeros(2, dtype=torch.int32)}, "members, n_units and units go"),
         (PLAN | {"stack_len": 9}, "stack_len is 9; 1 to 8 are accepted for these heads"),
         (PLAN | {"members": torch.zeros(5, 4, dtype=torch.int32)}, "members has shape"),
         (PLAN | {"units": torch.zeros(3, 2)}, "units is float32; accepted: int32"),

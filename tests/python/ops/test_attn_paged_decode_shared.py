@@ -161,6 +161,26 @@ def test_any_number_of_sharers_keeps_the_bits(n_requests: int) -> None:
     assert all(torch.equal(batch.decode(has_plan=True)[0], together) for _ in range(20))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_units_than_two_for_each_thread_block_are_each_taken_once(head_dim: int) -> None:
+    """Thread blocks take the others by a counter, which is 0 again for the next layer."""
+    lens = [37 * i % 1300 + 1 for i in range(200)]
+    batch = Shared([[5000 + i] * n for i, n in enumerate(lens)], 32, 8, head_dim)
+    counted = batch.cache.decode_n_units
+    assert counted is not None and int(counted[0]) * 8 > 2000
+
+    apart, apart_lse = batch.decode(has_plan=False)
+
+    for _ in range(20):
+        together, lse = batch.decode(has_plan=True)
+        assert torch.equal(together, apart)
+        assert torch.equal(lse, apart_lse)
+        assert int(counted[1]) == 0
+    for i in (0, 99, 199):
+        wanted = batch.expected(i)
+        assert (apart[i].double() - wanted).norm() <= 4e-3 * wanted.norm()
+
+
 def test_a_captured_plan_replays_with_another_one() -> None:
     first = Shared([[3 * i] * 600 for i in range(6)], 8, 2, 128)
     second = Shared([[*range(1030), 7000 + i] for i in range(6)], 8, 2, 128)

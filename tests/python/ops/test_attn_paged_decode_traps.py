@@ -282,6 +282,20 @@ def test_nothing_is_spread_where_the_workspace_has_no_room_and_the_bits_stay() -
     assert_matches(batch, wide)
 
 
+@pytest.mark.parametrize("n_long", [1, 5, 20])
+def test_long_requests_among_many_short_ones_merge_to_the_bits_they_have_alone(n_long: int) -> None:
+    """The first 16 of them by a thread block for each head, the others by a warp."""
+    batch = make_batch([*range(1, 700, 11), *[8700, 300] * n_long, 1, 0], 32, 4, 64)
+    lse = torch.full(batch.q.shape[:2], torch.nan, device="cuda")
+
+    out = decode(batch, lse=lse)
+
+    assert_matches(batch, out, lse)
+    for i in (64, 64 + 2 * (n_long - 1)):
+        assert batch.lens[i] == 8700
+        assert torch.equal(decode(one_of(batch, i))[0], out[i])
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 def test_a_request_spread_over_thread_blocks_has_the_bits_it_has_in_a_batch(

@@ -57,9 +57,10 @@ def attn_paged_decode(
     [batch, n_heads], filled with the natural log of the sum of exp(logit). mask: not supported.
     is_causal: adds nothing, the token is the last.
 
-    members [batch, 4], n_units [1] and units [n, 2], int32: the work as `_C.BatchPlan` plans it, in
+    members [batch, 4], n_units [2] and units [n, 2], int32: the work as `_C.BatchPlan` plans it, in
     which requests that share slots share it, in stacks of stack_len requests, at most
-    `_C.decode_stack_len(...)`. Not used with a window. is_plan_settled: the index arrays and the
+    `_C.decode_stack_len(...)`. n_units is their number and a counter, 0 before and after. Not used
+    with a window. is_plan_settled: the index arrays and the
     table were complete before the kernel ahead of this call on the stream began; they are read
     while it runs.
 
