@@ -84,7 +84,8 @@ class DeviceExecutor:
             torch.cuda.set_device(self._pool.device)
             torch.cuda.set_stream(self._stream)
             self._is_entered = True
-        if group.n_decode == len(group.tasks) and self._has_fixed_decode(group.selection):
+        is_fixed = group.n_decode == len(group.tasks) and not group.is_replay
+        if is_fixed and self._has_fixed_decode(group.selection):
             return self._launch_decode(group, slots)
         return self._launch_ragged(group, slots)
 
@@ -127,7 +128,7 @@ class DeviceExecutor:
             group.req_indices, group.starts, group.q_lens, n_decode, group.rope_offsets
         )
         rows = batch.kv_cache.req_pool_indices
-        if n_decode:  # they come first, one token each
+        if n_decode and not group.is_replay:  # they come first, one token each
             batch.input_ids[:n_decode] = self._last_ids.index_select(0, rows[:n_decode])
         indices = batch.logits_indices
         if n < len(group.tasks):

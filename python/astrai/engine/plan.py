@@ -17,8 +17,9 @@ class StepGroup(Generic[T]):
     """The tasks of one forward: a ragged batch of decoding tasks and prefill chunks.
 
     The first n_decode tasks decode. The first n_sampled, those among them, draw a token from their
-    last position; the others are chunks that do not reach the end of their prompt. All lists have
-    one entry per task.
+    last position; the others are chunks that do not reach the end of their prompt. In a replay all
+    decode, from tokens that the pool knows, and the first n_sampled draw. All lists have one entry
+    per task.
     """
 
     selection: Any  # attention backend selection, the same for all tasks of the group
@@ -30,6 +31,7 @@ class StepGroup(Generic[T]):
     n_decode: int
     # What is added to a task's positions to look up their rotation; None: nothing for all.
     rope_offsets: list[int] | None = None
+    is_replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,13 +77,15 @@ class InferenceScheduler:
         prefill_chunk: int | None = 512,
         itl_target_s: float | None = None,
         rope_switch_len: int | None = None,
+        is_batch_invariant: bool = False,
         strip_leading_space: bool = False,
         after_step: Callable[[], None] | None = None,
     ) -> None:
         """max_open: requests running and waiting together. itl_target_s: see `ItlPace`; None lets
-        prompts take prefill_chunk of every step. rope_switch_len: see `SchedulingState`.
-        strip_leading_space: as the tokenizer says. after_step: called on the thread after every
-        step, for tests that check invariants; what it raises is a fault of the loop."""
+        prompts take prefill_chunk of every step. rope_switch_len, is_batch_invariant: see
+        `SchedulingState`. strip_leading_space: as the tokenizer says. after_step: called on the
+        thread after every step, for tests that check invariants; what it raises is a fault of the
+        loop."""
         self._pool = host_pool
         self._executor = executor
         self._sampler = sampler
@@ -93,7 +95,7 @@ class InferenceScheduler:
         self._after_step = after_step
         self._pace = None if itl_target_s is None else ItlPace(itl_target_s)
         self._state: SchedulingState[EngineTask] = SchedulingState(
-            host_pool, prefill_chunk, self._pace, rope_switch_len
+            host_pool, prefill_chunk, self._pace, rope_switch_len, is_batch_invariant
         )
         self._by_handle: dict[int, EngineTask] = {}
         self._stats = EngineStats()

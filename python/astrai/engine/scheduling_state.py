@@ -16,6 +16,10 @@ of `waiting`. The oldest running task is preempted by nobody, which is why there
 
 Models whose rotary frequencies depend on the length of a text (longrope, dynamic NTK) have two sets
 of keys: a task that outgrows the first one computes its text again with the second.
+
+Where answers must not depend on the batch (`is_batch_invariant`), a position is computed in the
+same way every time: those of the prompt in chunks, generated ones by one decode step each. A task
+that comes back computes its prompt and then replays what it had generated, in groups of their own.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ class HostPool(Protocol):
     def fits(self, n_tokens: int) -> bool: ...
     def admit(self, token_ids: list[int], namespace: str = "") -> Admission | None: ...
     def extend_batch(self, req_indices: list[int], new_lens: list[int]) -> int: ...
+    def append_batch(self, req_indices: list[int], token_ids: list[int]) -> None: ...
     def append_pending(self, req_indices: list[int]) -> None: ...
     def settle(self, req_indices: list[int], token_ids: list[int]) -> None: ...
     def commit(self, req_idx: int, n_written: int) -> int: ...
@@ -98,15 +103,18 @@ class SchedulingState(Generic[T]):
         prefill_chunk: int | None = 512,
         pace: ItlPace | None = None,
         rope_switch_len: int | None = None,
+        is_batch_invariant: bool = False,
     ) -> None:
         """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task;
         None or 0 is unlimited. pace: says where it takes fewer. rope_switch_len: tokens of the
         longest text whose keys are rotated as at first; a longer one has other keys throughout.
-        None: all texts are alike."""
+        None: all texts are alike. is_batch_invariant: generated tokens are never computed as part
+        of a prompt, nor do their pages enter the prefix tree."""
         self._pool = pool
         self._prefill_chunk = prefill_chunk or None
         self._pace = pace
         self._rope_switch_len = rope_switch_len
+        self._is_batch_invariant = is_batch_invariant
         self.waiting: deque[T] = deque()
         self.running: list[T] = []
         self._leaving: list[T] = []  # finished, still holding a row
@@ -196,7 +204,8 @@ class SchedulingState(Generic[T]):
         chunks = self._prefill()
         decoding, starved = self._decode()
         out_of_room += starved
-        work = [(task, 1) for task in decoding]
+        work = [(task, 1) for task in self.running if task.replays]
+        work += [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
         work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
         groups = _group(work, has_offsets=self._rope_switch_len is not None)
@@ -269,11 +278,31 @@ class SchedulingState(Generic[T]):
         namespace = task.namespace
         if self._rope_switch_len is not None:
             namespace = ("long " if self._is_long(task.token_ids) else "short ") + namespace
-        return self._pool.admit(task.token_ids, namespace)
+        n_prefill = self._prefill_len(task)
+        admission = self._pool.admit(task.token_ids[:n_prefill], namespace)
+        replayed = task.token_ids[n_prefill:]
+        if admission is None or not replayed:
+            return admission
+        req_idx = admission.req_idx
+        if not self._pool.extend_batch([req_idx], [len(task.token_ids)]):
+            self._pool.release(req_idx)
+            return None
+        for token_id in replayed:
+            self._pool.append_batch([req_idx], [token_id])
+        return admission
+
+    def _prefill_len(self, task: T) -> int:
+        """How many tokens of a task that asks for a row are to be computed as a prompt: all, or
+        what was one at its first stay with these keys."""
+        has_same_keys = bool(task.rope_offset) == self._is_long(task.token_ids)
+        if self._is_batch_invariant and task.n_prefill and has_same_keys:
+            return task.n_prefill
+        return len(task.token_ids)
 
     def _place(self, task: T, admission: Admission) -> None:
         task.req_idx = admission.req_idx
-        task.n_prefill = len(task.token_ids)
+        task.n_prefill = self._prefill_len(task)
+        task.n_known = len(task.token_ids)
         task.n_planned = task.n_written = admission.n_cached
         task.rope_offset = (self._rope_switch_len or 0) if self._is_long(task.token_ids) else 0
 
@@ -385,23 +414,27 @@ class SchedulingState(Generic[T]):
 
     def _give_back(self, task: T) -> None:
         if task.keeps_pages:
-            self._pool.commit(task.req_idx, task.n_written)
+            n_kept = task.n_written
+            if self._is_batch_invariant:
+                n_kept = min(n_kept, task.n_prefill)
+            self._pool.commit(task.req_idx, n_kept)
         self._pool.release(task.req_idx)
         task.req_idx = -1
         self._has_new_room = True
 
 
 def _group(work: list[tuple[T, int]], has_offsets: bool) -> list[StepGroup[T]]:
-    """One group per attention selection, in order of first appearance."""
-    by_selection: dict[int, list[tuple[T, int]]] = {}  # submit made equal selections identical
+    """One group per attention selection, and one for its replays, in order of first appearance."""
+    by_kind: dict[tuple[int, bool], list[tuple[T, int]]] = {}
     for item in work:
-        by_selection.setdefault(id(item[0].selection), []).append(item)
+        kind = (id(item[0].selection), item[0].replays)  # submit made equal selections identical
+        by_kind.setdefault(kind, []).append(item)
     groups = []
-    for members in by_selection.values():  # decoding tasks come first, as in work
-        # Chunks that end before their prompt does draw no token and go last.
-        partial = [m for m in members if m[0].n_planned + m[1] < m[0].n_prefill]
+    for (_, is_replay), members in by_kind.items():  # decoding tasks come first, as in work
+        # What ends before a token that is not known draws none and goes last.
+        partial = [m for m in members if m[0].n_planned + m[1] < m[0].n_known]
         if partial:
-            members = [m for m in members if m[0].n_planned + m[1] >= m[0].n_prefill] + partial
+            members = [m for m in members if m[0].n_planned + m[1] >= m[0].n_known] + partial
         groups.append(
             StepGroup(
                 selection=members[0][0].selection,
@@ -412,6 +445,7 @@ def _group(work: list[tuple[T, int]], has_offsets: bool) -> list[StepGroup[T]]:
                 n_sampled=len(members) - len(partial),
                 n_decode=sum(task.n_planned >= task.n_prefill for task, _ in members),
                 rope_offsets=[task.rope_offset for task, _ in members] if has_offsets else None,
+                is_replay=is_replay,
             )
         )
     return groups

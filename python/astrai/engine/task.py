@@ -19,8 +19,9 @@ class TaskStatus(Enum):
 class Task:
     """Compared by identity.
 
-    token_ids: what the next admission prefills: the prompt, after a preemption with the tokens
-    generated so far. req_idx: row of the pool while running, else -1.
+    token_ids: what is known at the next admission: the prompt, after a preemption with the tokens
+    generated so far. n_prefill: how many of them are computed as a prompt; n_known: all of them, at
+    the last admission. req_idx: row of the pool while running, else -1.
     max_tokens: tokens it may generate, None without a limit. waits_for_tokens: its next token
     cannot be drawn before the engine knows the last one.
     n_planned: tokens whose KV a planned step writes; n_written: those of completed steps (a prefix
@@ -38,7 +39,8 @@ class Task:
     waits_for_tokens: bool = False
     status: TaskStatus = field(default=TaskStatus.WAITING, init=False)
     req_idx: int = field(default=-1, init=False)
-    n_prefill: int = field(default=0, init=False)  # tokens to write before decoding starts
+    n_prefill: int = field(default=0, init=False)
+    n_known: int = field(default=0, init=False)
     n_planned: int = field(default=0, init=False)
     n_written: int = field(default=0, init=False)
     n_drawn: int = field(default=0, init=False)
@@ -55,12 +57,17 @@ class Task:
         return self._has_more_to_draw and not (self.waits_for_tokens and self.n_pending)
 
     @property
+    def replays(self) -> bool:
+        """Whether its next token to compute is a generated one that was known at its admission."""
+        return self.n_prefill <= self.n_planned < self.n_known
+
+    @property
     def awaits_a_token(self) -> bool:
         """Whether it could, were the token drawn last known."""
         return self._has_more_to_draw and self.waits_for_tokens and self.n_pending > 0
 
     @property
     def _has_more_to_draw(self) -> bool:
-        if self.n_planned < self.n_prefill:
+        if self.n_planned < self.n_known:
             return False
         return self.max_tokens is None or self.n_drawn < self.max_tokens

@@ -47,11 +47,12 @@ class AheadExecutor:
 
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LateStep:
         batch = self._pool.plan_step(group.req_indices, group.starts, group.q_lens, group.n_decode)
-        decoding = group.req_indices[: group.n_decode]
-        known = batch.input_ids[: group.n_decode]
+        n_drawn = 0 if group.is_replay else group.n_decode  # rows whose ids the device has drawn
+        decoding = group.req_indices[:n_drawn]
+        known = batch.input_ids[:n_drawn]
         drawn = self._last_ids[decoding]
         assert ((known == drawn) | (known == -1)).all()
-        batch.input_ids[: group.n_decode] = drawn
+        batch.input_ids[:n_drawn] = drawn
         assert (batch.input_ids >= 0).all(), "a token is computed that nobody has drawn"
         rows = SampledRows([], frozenset(), None)
         with use_selection(group.selection):

@@ -27,22 +27,28 @@ LONG = 5  # where the numbers of a long text begin
 _PRIME = 1_000_003
 
 
-def chain(number: int, token_id: int) -> int:
-    """What a slot holds, from what the slot before holds."""
-    return (number * 31 + token_id + 1) % _PRIME
+def chain(number: int, token_id: int, is_decoded: bool = False) -> int:
+    """What a slot holds, from what the slot before holds. is_decoded: computed by a decode step,
+    where that makes a difference."""
+    return (number * 31 + token_id + (400 if is_decoded else 1)) % _PRIME
 
 
 def expected_output(
-    prompt_ids: list[int], n_tokens: int, switch_len: int | None = None
+    prompt_ids: list[int], n_tokens: int, switch_len: int | None = None, tells_apart: bool = False
 ) -> list[int]:
     """What a request generates, whoever runs beside it. Texts of more than switch_len tokens have
-    other numbers from the first token on."""
+    other numbers from the first token on. tells_apart: tokens that are decoded have other numbers
+    than those of a prompt, which a text becomes when it outgrows switch_len."""
     output: list[int] = []
     for _ in range(n_tokens):
         ids = prompt_ids + output
-        number = 0 if switch_len is None or len(ids) <= switch_len else LONG
-        for token_id in ids:
-            number = chain(number, token_id)
+        is_long = switch_len is not None and len(ids) > switch_len
+        n_prefill = len(prompt_ids)
+        if switch_len is not None and is_long:
+            n_prefill = max(n_prefill, switch_len + 1)
+        number = LONG if is_long else 0
+        for i, token_id in enumerate(ids):
+            number = chain(number, token_id, tells_apart and i >= n_prefill)
         output.append(number % VOCAB_SIZE)
     return output
 
@@ -66,11 +72,14 @@ class Simulator:
         is_ahead: bool = False,
         pace: ItlPace | None = None,
         switch_len: int | None = None,
+        is_batch_invariant: bool = False,
     ) -> None:
         self.pool = pool
         self.state: SchedulingState[SimTask] = SchedulingState(
-            pool, prefill_chunk, pace, switch_len
+            pool, prefill_chunk, pace, switch_len, is_batch_invariant
         )
+        self.tells_apart = is_batch_invariant
+        self.n_replayed = 0
         self.switch_len = switch_len
         self.random = random.Random(seed)
         self.prefill_chunk = prefill_chunk
@@ -142,9 +151,7 @@ class Simulator:
             offset = 0 if group.rope_offsets is None else group.rope_offsets[i]
             assert offset in (0, self.switch_len)
             first = LONG if offset else 0
-            number = self._forward(
-                task, group.starts[i], group.q_lens[i], i < group.n_decode, first
-            )
+            number = self._forward(group, i, first)
             if i < group.n_sampled:
                 token_ids.append(number % VOCAB_SIZE)
                 self.last_ids[task.req_idx] = token_ids[-1]
@@ -178,7 +185,9 @@ class Simulator:
         """Every task that ran to its end has generated exactly what it generates alone."""
         cut_short = {id(task) for task in self.cancelled + self.out_of_room}
         for task in self.tasks:
-            expected = expected_output(task.prompt_ids, task.n_wanted, self.switch_len)
+            expected = expected_output(
+                task.prompt_ids, task.n_wanted, self.switch_len, self.tells_apart
+            )
             if id(task) in cut_short:
                 expected = expected[: len(task.output_ids)]
             assert task.output_ids == expected, task.task_id
@@ -187,17 +196,23 @@ class Simulator:
         assert self.pool.n_free_rows == self.pool.max_batch_size
         assert self.pool.n_held_pages == 0
 
-    def _forward(self, task: SimTask, start: int, q_len: int, is_decoding: bool, first: int) -> int:
+    def _forward(self, group: StepGroup[SimTask], i: int, first: int) -> int:
+        """The number that the last new token of the group's task i leaves behind."""
+        task, start, q_len = group.tasks[i], group.starts[i], group.q_lens[i]
+        is_decoding = i < group.n_decode
         tokens = self.pool.tokens(task.req_idx)[start : start + q_len]
         assert len(tokens) == q_len, f"{task.task_id} has no tokens up to {start + q_len}"
-        if is_decoding:
+        if group.is_replay:
+            assert is_decoding and tokens != [-1]
+            self.n_replayed += 1
+        elif is_decoding:
             assert tokens in ([self.last_ids[task.req_idx]], [-1])
             tokens = [int(self.last_ids[task.req_idx])]
         slots = self.table[task.req_idx]
         number = int(self.memory[slots[start - 1]]) if start else first
         assert number >= 0, f"{task.task_id} reads a slot that nobody has written"
         for position, token_id in enumerate(tokens, start):
-            number = chain(number, token_id)
+            number = chain(number, token_id, self.tells_apart and is_decoding)
             self.memory[slots[position]] = number
         return number
 
