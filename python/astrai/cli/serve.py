@@ -175,6 +175,7 @@ def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]
         kv_tokens=settings.kv_tokens,
         prefill_chunk="auto" if settings.prefill_chunk is None else settings.prefill_chunk,
         itl_target_ms=settings.itl_target_ms,
+        batch_invariant=settings.batch_invariant,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         enable_cuda_graph=settings.cuda_graph,
         max_queue=settings.max_queue,

@@ -53,6 +53,8 @@ def summary(
             ),
             ("KV cache", _kv_cache(engine)),
         ]
+        if engine.batch_invariant:
+            rows.append(("answers", "the same to the bit whatever runs beside them"))
         if settings.generation_config == "auto":
             rows.append(("sampling", _sampling(engine)))
         if engine.ledger is not None:

@@ -64,6 +64,7 @@ class InferenceEngine:
         kv_tokens: int | None = None,
         prefill_chunk: int | Literal["auto"] | None = "auto",
         itl_target_ms: float | None = None,
+        batch_invariant: bool = False,
         max_queue: int = 256,
         chat_template: ChatTemplate | None = None,
         end_ids: tuple[int, ...] = (),
@@ -82,12 +83,13 @@ class InferenceEngine:
         context. prefill_chunk: prompt tokens computed in one step, None or 0 without limit; "auto"
         is 512 on a CPU and 512 to 4096 on a GPU, less for larger models. itl_target_ms: steps
         beside decoding requests compute no more of prompts than lets them end within it, as far as
-        that can be foretold (see `ItlPace`). max_queue: requests that may wait beside the running
-        ones. end_ids: ids that end a text. grammar_limits: what a
-        request's grammar may cost. gpu_memory_utilization: share of a card's memory that may be in
-        use, the pool included. sampling_defaults: what a server takes for fields of
-        `SamplingParams` that a request does not name, where that is not its own. after_step: see
-        `InferenceScheduler`.
+        that can be foretold (see `ItlPace`). batch_invariant: logits and greedy ids of a request
+        are the same to the bit whatever runs beside it, is cached or has to wait (see
+        `models.batch_invariant`); slower. max_queue: requests that may wait beside the running
+        ones. end_ids: ids that end a text. grammar_limits: what a request's grammar may cost.
+        gpu_memory_utilization: share of a card's memory that may be in use, the pool included.
+        sampling_defaults: what a server takes for fields of `SamplingParams` that a request does
+        not name, where that is not its own. after_step: see `InferenceScheduler`.
         Raises ValueError naming an option out of its range, NotEnoughMemoryError (a ValueError)
         for limits that the card cannot hold.
         """
@@ -121,6 +123,9 @@ class InferenceEngine:
             raise ValueError(
                 f"InferenceEngine: kv_mode is {kv_mode!r}; accepted are 'contiguous' and 'paged'"
             )
+        if batch_invariant:
+            model = _batch_invariant(model, backend)
+        self.batch_invariant = batch_invariant
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.config = config
@@ -166,6 +171,7 @@ class InferenceEngine:
             prefill_chunk=prefill_chunk,
             itl_target_s=None if itl_target_ms is None else itl_target_ms / 1000,
             rope_switch_len=model.rope_switch_len,
+            is_batch_invariant=batch_invariant,
             strip_leading_space=tokenizer is not None and tokenizer.strips_leading_space,
             after_step=after_step,
         )
@@ -419,3 +425,17 @@ def _token_table(tokenizer: Tokenizer | None, vocab_size: int) -> _C.TokenTable:
     pieces, special = tokenizer.token_bytes(), tokenizer.special_flags()
     n_missing = max(0, vocab_size - len(pieces))  # ids of the model that the tokenizer lacks
     return _C.TokenTable(pieces + [b""] * n_missing, special + bytes(n_missing))
+
+
+def _batch_invariant(model: CausalLM, backend: Any) -> CausalLM:
+    """The model whose logits do not depend on the batch; backend: of attention, None for any."""
+    from astrai.models.batch_invariant import batch_invariant
+
+    if backend is not None and model.device.type == "cuda":
+        name = attn_backend(backend).name
+        if name != "cuda":
+            raise ValueError(
+                f"InferenceEngine: batch_invariant does not work with backend {name!r}; leave it "
+                "out or take 'cuda'"
+            )
+    return batch_invariant(model)

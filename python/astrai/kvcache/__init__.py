@@ -10,6 +10,7 @@ from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
 from .cache import KVCache, StepBatch
 from .decode_steps import DecodeSteps, FixedStep
 from .pool import PagePool, max_decode_splits
+from .row_requests import rows_as_requests
 from .storage import KVStorage
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "StepBatch",
     "max_decode_splits",
     "page_hash",
+    "rows_as_requests",
 ]

@@ -18,7 +18,7 @@ import torch
 from astrai.extension import attention
 from astrai.models.config import ModelConfig
 from astrai.models.execution import layers_for
-from astrai.models.layers import Placed
+from astrai.models.layers import Layers, Placed
 from astrai.models.linear import Linear
 from astrai.models.mlp import GatedMLP, SparseMLP
 from astrai.models.rotary import RotaryEmbedding
@@ -73,9 +73,11 @@ class CausalLM:
         lm_head: Linear,
         rotary: RotaryEmbedding,
         local_rotary: RotaryEmbedding | None = None,
+        operations: Layers | None = None,
     ) -> None:
         """embedding: [vocab_size, hidden]; final_norm: [hidden]; all on one device and of one
-        dtype, the rotary tables apart. local_rotary: of the layers that slide, when not rotary."""
+        dtype, the rotary tables apart. local_rotary: of the layers that slide, when not rotary.
+        operations: None for those of the device."""
         self.config = config
         self.embedding = embedding
         self.layers = layers
@@ -83,7 +85,7 @@ class CausalLM:
         self.lm_head = lm_head
         self.rotary = rotary
         self.local_rotary = local_rotary
-        self._layers = layers_for(embedding.device, embedding.dtype)
+        self._layers = operations or layers_for(embedding.device, embedding.dtype)
         is_silu = config.activation == "silu"
         self._gate = self._layers.silu_mul if is_silu else self._layers.gelu_mul
         self._sm_scale = config.head_dim**-0.5 if config.sm_scale is None else config.sm_scale

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from astrai.models.experts_config import ExpertsConfig
-from astrai.models.linear import linear
+from astrai.models.linear import Product, linear
 
 __all__ = [
     "Gate",
@@ -61,6 +61,7 @@ def mix_by_expert(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     gate: Gate,
+    product: Product = linear,
 ) -> torch.Tensor:
     """The weighted sum of each row's experts, one product for each expert that has rows.
 
@@ -77,9 +78,9 @@ def mix_by_expert(
         if n == 0:
             continue
         mine = rows[begin : begin + n]
-        gated = gate(linear(x.index_select(0, mine), gate_up[expert]), None)
+        gated = gate(product(x.index_select(0, mine), gate_up[expert], None, None), None)
         # Product and sum apart: fused they would round by where in a vector an element lies.
-        out = linear(gated, down[expert]).float().mul_(shares[begin : begin + n])
+        out = product(gated, down[expert], None, None).float().mul_(shares[begin : begin + n])
         mixed.index_add_(0, mine, out)
         begin += n
     return mixed.to(x.dtype)

@@ -5,14 +5,20 @@ so the decoder never looks inside."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from astrai import _C
 
-__all__ = ["CPU_DTYPES", "Linear", "has_cpu_product", "linear"]
+__all__ = ["CPU_DTYPES", "Linear", "Product", "has_cpu_product", "linear"]
+
+# (x, weight, bias, out) -> out, as `linear`
+Product = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None], torch.Tensor
+]
 
 CPU_DTYPES = (torch.float32, torch.bfloat16)  # of the compiled CPU operations
 
@@ -49,10 +55,11 @@ class Linear:
 
     weight: torch.Tensor  # [n_out, n_in]
     bias: torch.Tensor | None = None  # [n_out]
+    product: Product = field(default=linear, repr=False)
 
     def tensors(self) -> list[torch.Tensor]:
         """Every weight."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, self.weight, self.bias, out)
+        return self.product(x, self.weight, self.bias, out)

@@ -112,6 +112,11 @@ class ServerSettings:
     cuda_graph: bool = _setting(
         True, ENGINE, "on a GPU, run each decode step as one captured graph"
     )
+    batch_invariant: bool = _setting(
+        False,
+        ENGINE,
+        "the same logits for a request, to the bit, whatever runs beside it or is cached; slower",
+    )
     max_queue: int = _setting(
         1024, ENGINE, "requests that may wait; the next one is answered 429", minimum=0
     )
