@@ -40,7 +40,7 @@ MODES: dict[str, dict[str, Any]] = {
     "chunks of 512": {"prefill_chunk": 512},
     "unlimited": {"prefill_chunk": None},
     "eager": {"enable_cuda_graph": False},
-    "tight": {"kv_tokens": 6000},
+    "tight": {"kv_tokens": 4000, "page_size": 4, "prefill_chunk": 512},
 }
 
 
@@ -110,7 +110,7 @@ def requests_of() -> list[GenerationRequest]:
         prompt = base[: 37 * (i % 8)] + [(31 * i + j) % VOCAB_SIZE for j in range(1 + i % 7)]
         draw: dict[str, Any] = {"temperature": 0} if i % 4 else {"seed": i, "top_k": 0}
         params = SamplingParams(
-            max_tokens=8 + i % 17, ignore_eos=True, logprobs=20 if i % 2 else None, **draw
+            max_tokens=8 + 3 * (i % 17), ignore_eos=True, logprobs=20 if i % 2 else None, **draw
         )
         found.append(GenerationRequest(prompt, params, every_token=True))
     return found
