@@ -1,4 +1,4 @@
-"""Talk to a model in this process: streams an answer to each line that you type.
+"""Talk to a model in this process: streams an answer to each line that you type; an empty one ends.
 
     python examples/chat.py [MODEL]
 
@@ -16,7 +16,7 @@ def main() -> None:
     source = sys.argv[1] if len(sys.argv) > 1 else None
     messages: list[dict[str, str]] = []
     with InferenceEngine.from_pretrained(source, kv_mode="paged") as engine:
-        while line := input("> ").strip():
+        while line := typed():
             messages.append({"role": "user", "content": line})
             answer = ""
             for piece in engine.chat(messages, stream=True, max_tokens=512, temperature=0.7):
@@ -24,6 +24,14 @@ def main() -> None:
                 answer += piece
             print()
             messages.append({"role": "assistant", "content": answer})
+
+
+def typed() -> str:
+    """The next line; empty at the end of the input (Ctrl-D)."""
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ def run(*argv: object, typed: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_chat_answers_until_an_empty_line(default_model_path: Path) -> None:
-    done = run(EXAMPLES / "chat.py", default_model_path, typed="Name one colour in one word.\n\n")
+@pytest.mark.parametrize("end", ["\n", ""], ids=["an empty line", "the input's end"])
+def test_chat_answers_until_the_end(default_model_path: Path, end: str) -> None:
+    question = "Name one colour in one word.\n"
+    done = run(EXAMPLES / "chat.py", default_model_path, typed=question + end)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.replace(">", "").strip()) > 2
 

@@ -111,7 +111,8 @@ def _unknown_argument(argument: str, options: list[Option]) -> str:
         return f"unexpected argument {argument!r}; a model is named with --model"
     flags = ["--" + name.replace("_", "-") for option in options for name in option.names]
     name = argument.partition("=")[0]
-    return f"unknown flag {name}; did you mean {nearest(name, [*flags, '--config'])}?"
+    known = [*flags, "--config", "--help", "--version"]
+    return f"unknown flag {name}; did you mean {nearest(name, known)}?"
 
 
 def configure_logging(settings: ServerSettings) -> None:

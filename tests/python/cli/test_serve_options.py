@@ -158,6 +158,7 @@ def test_a_bad_file_is_an_error_that_names_the_key(
     [
         (["--prot", "1"], ["--prot", "--port"]),
         (["--max_sequence_len", "1"], ["--max-seq-len"]),
+        (["--hlep"], ["--help"]),
         (["model-folder"], ["--model"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
     ],
