@@ -59,13 +59,17 @@ has_compose() {
   return 1
 }
 
-check_docker() {
-  has_docker || return 1
-  has_compose || true  # one of what preflight lists
+has_daemon() {
   local reason
   reason=$(docker info 2>&1 >/dev/null) && return
   lacks "docker: no daemon answers: ${reason##*$'\n'}" "sudo systemctl start docker; for its rights: sudo usermod -aG docker \$USER, then log in again"
   return 1
+}
+
+check_docker() {
+  has_docker || return 1
+  has_compose || true  # one of what preflight lists
+  has_daemon
 }
 
 check_gpus() {
@@ -155,8 +159,11 @@ start() {
 
 status() {
   local status restarts health
-  read -r status restarts health < <(state) ||
+  read -r status restarts health < <(state) || true
+  if [ -z "$status" ]; then  # docker prints an empty line for a container that is not there
+    has_daemon || exit 1
     fail "$SERVE_CONTAINER is not there; start it: scripts/serve.sh up '$config'"
+  fi
   echo "$SERVE_CONTAINER: $status ${health:-unchecked}, $restarts restarts, $SERVE_URL"
   [ "$health" = healthy ]
 }

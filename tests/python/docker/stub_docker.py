@@ -38,7 +38,7 @@ case "$1 $2" in
     [ "$4" != up ] || cp "$here/states_after_up" "$here/states"
     [ "$4" != down ] || rm -f "$here/states" ;;
   inspect*)
-    [ -e "$here/states" ] || fail "Error: No such object"
+    [ -e "$here/states" ] || {{ echo; fail "Error: No such object"; }}
     mapfile -t states <"$here/states"
     [ ${{#states[@]}} -eq 1 ] || printf '%s\n' "${{states[@]:1}}" >"$here/states"
     case "$3 ${{states[0]}}" in

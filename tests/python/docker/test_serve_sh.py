@@ -168,6 +168,13 @@ def test_status_says_what_docker_says(
     assert done.returncode == code and words in done.stdout + done.stderr
 
 
+def test_status_without_a_daemon_says_so(machine: Machine) -> None:
+    machine.write("no_daemon")
+    done = machine.serve_sh("status", write(machine.folder, CPU))
+    assert done.returncode == 1 and done.stdout == ""
+    assert "no daemon answers" in done.stderr and "is not there" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [
