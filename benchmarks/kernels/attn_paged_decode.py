@@ -64,13 +64,19 @@ ask for the same division of memory as the main kernel, without which single blo
 the others had ended; short pairs merge by a warp, long ones by a block; the kernel behind a small
 merge may start before it.
 
-Tried without a gain: a merge by the last thread block of a request inside the main kernel (13 to
-60 % slower: its fence waits for the copies in flight); the whole of a unit fetched to L2 ahead
-of the wait; values read ahead of the softmax; last splits in the order of their lengths; hints
-for 128 or 256 bytes a fetch; two blocks of three stages (the same), one of six (a fifth slower).
-Leaving the products out shows what they cost: 3.8 us of one sequence of 1024 tokens, whose warps
-have eight tiles each to go through, 10 us of a mixed batch. Leaving the merge out: 2.6 and 6.5
-us."""
+Tried without a gain: a merge by the last thread block of a request inside the main kernel (by 13
+to 60 %: its fence waits for the copies in flight); the whole of a unit fetched to L2 ahead of the
+wait; values read ahead of the softmax; last splits in the order of their lengths; hints for 128 or
+256 bytes a fetch; two blocks of three stages (the same), one of six (a fifth slower). Leaving the
+products out showed what they cost the kernel before: 3.8 us of one sequence of 1024 tokens, whose
+warps have eight tiles each to go through, 10 us of a mixed batch. Leaving the merge out: 2.6 and
+6.5 us.
+
+Slower: `unstacked`, 64 requests that read the same slots without a plan, from 330 us to 452 in
+llama8b: what one of them has read leaves the L2 cache before another asks for it. In the engine
+a batch has a plan; only with a window it has none. Not reached: llama8b 1 x 1024 in 8 us. Rows
+of more than 5 GB were left out, for want of time on the card. The read bandwidth here is that of
+torch's sum; the peers' run names 4662 GB/s as its card's."""
 
 
 class Inputs(NamedTuple):
