@@ -2,6 +2,7 @@
 
     python -m benchmarks.serving.gpu_engine_table benchmarks/results
 
+A row with a "commit" of its own was measured by another run than the rest of its file.
 The others' figures were taken on an NVIDIA H200 (CUDA 13.0, torch 2.11.0, 16 CPU cores, bfloat16)
 with the same requests: vLLM 0.26.0 with its defaults, SGLang 0.5.17. Their W5 went over HTTP.
 """
@@ -51,8 +52,8 @@ def main() -> None:
         "In this process, text made for every token, no HTTP (the others' W5 is over HTTP). Random "
         "bfloat16 weights of the shapes of Qwen3-0.6B and Llama-3.1-8B; `benchmarks/serving/"
         "workloads.py` says what W1 to W5 are. W5 rows: TTFT p50/p99, time between tokens p50/p99, "
-        "in ms; requests of one rate find what the rates before have cached. Medians of three runs "
-        "for W1 to W4, one run of W5.",
+        "in ms; requests of one rate find what the rates before have cached. Medians of three, "
+        "one run of W5, and of W1 and W2 where the JSON says so.",
         "",
     ]
     for model, result in results.items():
@@ -67,12 +68,18 @@ def _table(model: str, result: dict[str, Any]) -> list[str]:
     head = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items())
     lines = [f"## {model}", f"{head}; {settings}.", ""]
-    lines += ["| work | AstrAI | vLLM 0.26.0 | SGLang 0.5.17 |", "|---|---|---|---|"]
+    commit = result["machine"]["commit"]
+    lines += [
+        "| work | AstrAI | at commit | vLLM 0.26.0 | SGLang 0.5.17 |",
+        "|---|---|---|---|---|",
+    ]
     for work, key, others in ROWS:
         if work in rows and model in others:
-            lines.append(f"| {work} | {value_of(rows[work], key)} | {' | '.join(others[model])} |")
+            row = rows[work]
+            cells = [work, value_of(row, key), row.get("commit", commit), *others[model]]
+            lines.append(f"| {' | '.join(cells)} |")
     start = rows["start to first token, s"]["seconds"]
-    lines += [f"| start of the engine to first token, s | {start:.1f} | | |", ""]
+    lines += [f"| start of the engine to first token, s | {start:.1f} | {commit} | | |", ""]
     lines += ["One decode step on the device, in microseconds (a trace of the running engine):", ""]
     lines += [
         f"| batch | step | {' | '.join(PROFILE)} | idle | kernels |",
