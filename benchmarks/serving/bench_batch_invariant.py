@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.random_weights import RandomWeights
 
+Row = dict[str, Any]  # of one engine
+
 MAX_SEQ_LEN = 8192
 N_AT_ONCE = {"qwen": 256, "llama": 128}  # W1, W2
 N_SINGLE = 3  # runs of W3
@@ -38,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="unknown")
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in args.models.split(","):
         model = build_model(
             workloads.MODELS[name],
@@ -54,7 +57,7 @@ def main() -> None:
             write(args.out, args.commit, rows)
 
 
-def measure(model: CausalLM, n: int, is_invariant: bool, kv_tokens: int) -> dict[str, Any]:
+def measure(model: CausalLM, n: int, is_invariant: bool, kv_tokens: int) -> Row:
     """W3 and W1 or W2 (n requests) on an engine of their own."""
     began_at = time.perf_counter()
     tokenizer: Any = WordTokenizer(model.config.vocab_size)
@@ -87,7 +90,7 @@ def measure(model: CausalLM, n: int, is_invariant: bool, kv_tokens: int) -> dict
     }
 
 
-def write(folder: Path, commit: str, rows: list[dict[str, Any]]) -> None:
+def write(folder: Path, commit: str, rows: list[Row]) -> None:
     about = machine(commit)
     result = {"machine": about, "rows": rows}
     (folder / "batch_invariant.json").write_text(json.dumps(result, indent=1) + "\n")
@@ -104,21 +107,34 @@ def write(folder: Path, commit: str, rows: list[dict[str, Any]]) -> None:
     ]
     by_kind = {(row["model"], row["batch_invariant"]): row for row in rows}
     for model in dict.fromkeys(row["model"] for row in rows):
-        on, off = by_kind.get((model, True)), by_kind.get((model, False))
-        if on is None or off is None:
-            continue
-        was, now = off["output_tokens_s"], on["output_tokens_s"]
-        work = "W1" if on["n"] == N_AT_ONCE["qwen"] else "W2"
-        lines.append(
-            f"| {model} | {work}, output tokens/s | {was:.0f} | {now:.0f} | {was / now - 1:.0%} |"
-        )
-        for key, label in (
-            ("single_ms_a_token", "W3, ms a token"),
-            ("single_ttft_ms", "W3, ms to the first token"),
-        ):
-            was, now = off[key]["median"], on[key]["median"]
-            lines.append(f"| {model} | {label} | {was:.2f} | {now:.2f} | {now / was - 1:.0%} |")
+        with_it, without = by_kind.get((model, True)), by_kind.get((model, False))
+        work = "W1" if model == "qwen" else "W2"
+        lines += [
+            _line(model, f"{work}, us an output token", with_it, without, _us_a_token),
+            _line(model, "W3, ms a token", with_it, without, lambda r: r["single_ms_a_token"]),
+            _line(
+                model, "W3, ms to the first token", with_it, without, lambda r: r["single_ttft_ms"]
+            ),
+        ]
     (folder / "batch_invariant.md").write_text("\n".join(lines) + "\n")
+
+
+def _us_a_token(row: Row) -> dict[str, float]:
+    return {"median": 1e6 / row["output_tokens_s"]}
+
+
+def _line(
+    model: str,
+    work: str,
+    with_it: Row | None,
+    without: Row | None,
+    times: Callable[[Row], dict[str, float]],
+) -> str:
+    """One row of the table; a dash for what was not measured."""
+    was, now = (None if row is None else times(row)["median"] for row in (without, with_it))
+    cost = "-" if was is None or now is None else f"{now / was - 1:+.0%}"
+    shown = ["-" if value is None else f"{value:.2f}" for value in (was, now)]
+    return f"| {model} | {work} | {shown[0]} | {shown[1]} | {cost} |"
 
 
 if __name__ == "__main__":
