@@ -110,6 +110,18 @@ def test_a_request_is_told_the_same_bits_in_any_company(
         assert stats["prefix_hit_tokens"] > 0  # type: ignore[operator]
 
 
+@pytest.mark.model
+def test_the_default_model_tells_the_same_bits_alone_and_sent_back(
+    default_model: LoadedModel,
+) -> None:
+    requests = requests_of(default_model)[1:5]
+    with engine_of(default_model, max_batch_size=1) as engine:
+        one_by_one = told_by(engine, requests)
+    with engine_of(default_model, **MODES["tight"]) as engine:
+        assert told_by(engine, requests) == one_by_one
+        assert engine.get_stats()["preemptions"] > 0  # type: ignore[operator]
+
+
 def test_the_text_of_an_answer_does_not_come_back_as_another_one(loaded: LoadedModel) -> None:
     """A prompt that goes on where an answer ended takes no page of it."""
     first = requests_of(loaded)[3]
