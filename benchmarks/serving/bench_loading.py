@@ -7,8 +7,8 @@ model's GGUF file.
 A process loads the model several times; all read from the page cache. "first" is its first load,
 after its libraries are imported and the device is there, "again" the median of the others, whose
 memory the process has already had. "open" is the part before the weights: config, tokenizer,
-headers. The rate is the files' bytes over the first load without that part. "beside" is the peak of
-the process beyond what it had before, less the weights on a CPU: pages of the mapped files and
+headers. The rate is the files' bytes over the first load without that part. "beside" is the peak in
+it beyond what the process had before, less the weights on a CPU: pages of the mapped files and
 whatever the loader holds. --against: the `python` folder of another checkout, measured in turn
 with this one. The folder is written on first use and left there.
 """
@@ -53,8 +53,10 @@ for _ in range(int(n)):
     if device != "cpu":
         torch.cuda.synchronize()
     runs.append({"s": time.perf_counter() - began, "open_s": open_s})
-on_host = loaded.summary["weight_bytes"] if device == "cpu" else 0
-print(json.dumps({"runs": runs, "beside": status("VmHWM") - before - on_host}))
+    if len(runs) == 1:
+        on_host = loaded.summary["weight_bytes"] if device == "cpu" else 0
+        beside = status("VmHWM") - before - on_host
+print(json.dumps({"runs": runs, "beside": beside}))
 """
 
 

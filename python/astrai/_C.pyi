@@ -555,7 +555,7 @@ def cpu_linear(
 BLOCK_FORMATS: dict[str, tuple[int, int]]  # name -> (values, bytes) of a block
 
 def dequantize(
-    packed: npt.NDArray[np.uint8],
+    packed: _Tensor | npt.NDArray[np.uint8],
     format: str,
     out: _Tensor,
     row_index: _Tensor | None = None,

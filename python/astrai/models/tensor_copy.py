@@ -1,6 +1,6 @@
 """Copies of stored tensors into the serving dtype, order and device, piece by piece.
 
-Onto a CPU, torch's own threads copy each piece. To a GPU, several threads copy pieces into pinned
+Onto a CPU, the threads of `_C` copy each piece. To a GPU, several threads copy pieces into pinned
 buffers, from where they travel while the next ones are read; what changes them, dtype and order, is
 done there. Each piece is looked through for NaN and infinity while it is at hand. Pieces bound the
 memory that a copy takes beside source and target, whatever the size of a tensor."""
@@ -22,6 +22,8 @@ __all__ = ["StagedCopier", "copy_on_cpu", "is_finite", "row_ranges"]
 
 _PIECE_BYTES = 4 << 20  # of the source
 _MAX_THREADS = 8  # past the bandwidth of a PCIe link
+# What `_C.dequantize` reads, by its names there.
+_FORMATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 def is_finite(values: torch.Tensor) -> bool:
@@ -44,12 +46,24 @@ def copy_on_cpu(source: torch.Tensor, out: torch.Tensor, row_index: torch.Tensor
         piece = source[begin:end]
         if row_index is None:
             rows = out[begin:end]
-            rows.copy_(piece)
+            _convert(piece, rows)
         else:
-            rows = piece.to(out.dtype)
+            rows = torch.empty(piece.shape, dtype=out.dtype)
+            _convert(piece, rows)
             out.index_copy_(0, row_index[begin:end], rows)
         finite = finite and is_finite(rows)
     return finite
+
+
+def _convert(source: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy between equal shapes on a CPU. Where it can be, on the threads that then look for NaN:
+    torch's would still be spinning on the cores that those need."""
+    if source.dtype in _FORMATS and source.is_contiguous() and out.is_contiguous():
+        matrix = (math.prod(source.shape[:-1]), source.shape[-1])
+        packed = source.view(matrix).view(torch.uint8)
+        _C.dequantize(packed, _FORMATS[source.dtype], out.view(matrix))
+    else:
+        out.copy_(source)
 
 
 def row_ranges(source: torch.Tensor, n_bytes: int) -> Iterator[tuple[int, int]]:
