@@ -4,6 +4,7 @@
 #include "astrai/dequantize.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "astrai/shape_check.h"
 #include "astrai/thread_pool.h"
@@ -42,6 +43,17 @@ void decode_row(const uint8_t* row, int64_t n_blocks, Out* out) {
 template <typename Block>
 void decode_row(const uint8_t* row, int64_t n_blocks, float* out) {
   for (int64_t i = 0; i < n_blocks; ++i) Block::decode(row + i * Block::kBytes, out + i * Block::kValues);
+}
+
+// What is stored as it is wanted.
+template <>
+void decode_row<BF16>(const uint8_t* row, int64_t n_blocks, BFloat16* out) {
+  std::memcpy(out, row, sizeof(BFloat16) * static_cast<size_t>(n_blocks));
+}
+
+template <>
+void decode_row<F16>(const uint8_t* row, int64_t n_blocks, Half* out) {
+  std::memcpy(out, row, sizeof(Half) * static_cast<size_t>(n_blocks));
 }
 
 struct Rows {
