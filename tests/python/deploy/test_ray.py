@@ -66,7 +66,14 @@ def http(
     env = {**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER), "RAY_USAGE_STATS_ENABLED": "0"}
     log = (config.parent / "serve.log").open("wb")
     serve = [sys.executable, "-m", "ray.serve.scripts", "run", str(config)]
-    process = subprocess.Popen(serve, env=env, stdout=log, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        serve,
+        env=env,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # A shell that starts the tests in its background has SIGINT ignored for all of them.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S)
     try:
         wait_for(lambda: len(replicas(client)) == 2, f"two replicas, see {log.name}")

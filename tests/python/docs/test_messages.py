@@ -17,6 +17,7 @@ FOREIGN = {
     "Address already in use",
     "Input should be",
     "Requires-Python >=",
+    "externally-managed-environment",
     "requires a different Python",
 }
 # What the page shows where the code puts a message together.
