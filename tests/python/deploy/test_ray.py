@@ -133,7 +133,7 @@ def test_a_client_that_goes_frees_its_pages(http: httpx.Client) -> None:
     body = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-        assert ended()[1] > 0
+        wait_for(lambda: ended()[1] > 0, "pages held for the request")
 
     wait_for(lambda: ended() == [before + 1, 0], "the request cancelled and its pages free")
 
