@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kSkinnyThreads) skinny_linear_kernel(const Ski
   };
   load(begin);
   // While this kernel waits, the memory brings the rest of a small weight into the L2 cache. A large one that is asked for
-  // twice is slower (H200: a quarter at 14336 elements a row).
+  // twice is slower (benchmarks/results/skinny_linear.md).
   const int after = begin + kUnroll;
   if (gridDim.x <= kSkinnyFewBlocks && part == 0 && after < end) {
     const int at = after * kSkinnyStepLen, n_bytes = (min(end * kSkinnyStepLen, args.row_len) - at) * 2;

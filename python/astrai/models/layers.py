@@ -108,7 +108,7 @@ class Layers:
 
     def max_joined_rows(self, row_len: int) -> int:
         """Up to so many rows of row_len values, products join what stands before and behind them:
-        the three operations below are then one pass each. 0: they are not there."""
+        the three operations below are then one pass each. 0: never."""
         return 0
 
     def norm_linear(
@@ -120,7 +120,7 @@ class Layers:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """linear(rms_norm(x)). x: [n_rows, n]; norm: [n]."""
-        raise NotImplementedError
+        return linear(self.rms_norm(x, norm, eps), out)
 
     def norm_silu_linear(
         self,
@@ -131,11 +131,11 @@ class Layers:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """silu_mul of norm_linear, whose rows are gates and then ups."""
-        raise NotImplementedError
+        return self.silu_mul(self.norm_linear(x, norm, gate_up, eps), out)
 
     def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
         """residual += linear(x)."""
-        raise NotImplementedError
+        residual.add_(linear(x))
 
     def norm_heads(self, heads: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """RMS norm of heads [n_rows, n, head_dim]: of each where weight is [head_dim], of all as

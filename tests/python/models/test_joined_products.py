@@ -1,9 +1,11 @@
 """Products that join what stands before and behind them: the decoder asks for the same sums.
 
-With torch operations in the place of the kernel; the kernel has tests of its own.
+With torch operations, which is what layers without the kernel do; the kernel has tests of its own.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -26,30 +28,13 @@ class JoinedLayers(Layers):
     def max_joined_rows(self, row_len: int) -> int:
         return MAX_ROWS
 
-    def norm_linear(
-        self,
-        x: torch.Tensor,
-        norm: torch.Tensor,
-        linear: Linear,
-        eps: float,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def norm_linear(self, *args: Any) -> torch.Tensor:
         self.n_joined += 1
-        return linear(self.rms_norm(x, norm, eps), out)
-
-    def norm_silu_linear(
-        self,
-        x: torch.Tensor,
-        norm: torch.Tensor,
-        gate_up: Linear,
-        eps: float,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return self.silu_mul(self.norm_linear(x, norm, gate_up, eps))
+        return super().norm_linear(*args)
 
     def add_linear(self, x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> None:
         self.n_joined += 1
-        residual.add_(linear(x))
+        super().add_linear(x, linear, residual)
 
 
 def config_of(**options: object) -> ModelConfig:
