@@ -463,3 +463,33 @@ def test_a_forward_that_fails_takes_only_the_requests_of_its_backend(mode: str) 
         last = {event.request_id: event for event in sink.wait(4)}
     assert [last.pop(request_id).finish_reason for request_id in fine] == ["length"] * 3
     assert [event.finish_reason for event in last.values()] == ["error"]
+
+
+def test_an_end_that_comes_in_the_step_of_a_fault_is_told(mode: str) -> None:
+    """A request that is over when the loop fails is not open any more, yet somebody waits."""
+
+    class Broken(TorchNativeBackend):
+        name = "broken"
+
+    first_step, both_are_in = threading.Event(), threading.Event()
+
+    def fail_when_both_are_in() -> None:
+        if not both_are_in.is_set():  # the step of a request that is there before them
+            first_step.set()
+            assert both_are_in.wait(10)
+            return
+        if isinstance(current_selection().backend, Broken):
+            raise RuntimeError("this backend cannot")
+        raise MemoryError("nor can the default one")
+
+    with toy_engine(ToyModel(on_forward=fail_when_both_are_in), max_batch_size=4) as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([4], greedy(1)), sink)
+        assert first_step.wait(10)
+        with Broken():
+            chosen = engine.client.submit(GenerationRequest([5], greedy(30)), sink)
+        other = engine.client.submit(GenerationRequest([6], greedy(30)), sink)
+        both_are_in.set()
+        last = {event.request_id: event for event in sink.wait(3)}
+    assert last[chosen].error == "this backend cannot"
+    assert last[other].finish_reason == "error"

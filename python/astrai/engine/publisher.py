@@ -1,0 +1,193 @@
+"""`Publisher`: what becomes of a task between its acceptance and its last event.
+
+Draws become text, events, known tokens and ends; what a task holds beside its row (text stream,
+sampler slot) is taken and given back here. Events are gathered, and each sink gets all of its own
+in one call. Belongs to the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from astrai.engine.engine_task import EngineTask, EventSink
+from astrai.engine.inbox import Inbox
+from astrai.engine.plan import StepGroup
+from astrai.engine.protocols import TextStreamsLike
+from astrai.engine.request import FinishReason, TokenEvent
+from astrai.engine.scheduling_state import SchedulingState
+from astrai.engine.stats import EngineStats
+from astrai.engine.task import TaskStatus
+from astrai.sampling import SampledRows, Sampler
+
+__all__ = ["Publisher"]
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Nothing reaches a sink before `deliver`."""
+
+    def __init__(
+        self,
+        state: SchedulingState[EngineTask],
+        sampler: Sampler,
+        streams: TextStreamsLike,
+        inbox: Inbox,
+        stats: EngineStats,
+        strip_leading_space: bool,
+    ) -> None:
+        """strip_leading_space: as the tokenizer says."""
+        self._state = state
+        self._sampler = sampler
+        self._streams = streams
+        self._inbox = inbox
+        self._stats = stats
+        self._strip_leading_space = strip_leading_space
+        self._by_handle: dict[int, EngineTask] = {}
+        self._deliveries: dict[EventSink, list[TokenEvent]] = {}
+
+    def accept(self, task: EngineTask) -> None:
+        """Give a submitted task its text stream and its sampler slot, and queue it."""
+        params = task.params
+        try:
+            task.text_handle = self._streams.open(
+                list(params.stop),
+                list(task.stop_ids),
+                task.max_tokens,
+                min_tokens=min(params.min_tokens, task.max_tokens),
+                skip_special=params.skip_special_tokens,
+                strip_leading_space=self._strip_leading_space,
+                shown_ids=list(params.shown_token_ids),
+            )
+        except ValueError as error:  # a stop that the matcher refuses
+            task.status = TaskStatus.FINISHED
+            self._add(task, task.take_event("", "error", error=str(error)))
+            self._close(task, "error")
+            return
+        task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
+        task.waits_for_tokens = params.has_penalties or task.grammar is not None
+        self._by_handle[task.text_handle] = task
+        self._stats.n_prompt_tokens += task.n_prompt
+        self._state.submit(task)
+
+    def publish(self, group: StepGroup[EngineTask], sampled: SampledRows) -> list[EngineTask]:
+        """Turn a group's draw into text, events, ends and known tokens. Returns the tasks whose
+        first token it gave."""
+        tasks, token_ids = group.tasks, sampled.token_ids
+        first_tokens: list[EngineTask] = []
+        gone = {i for i, task in enumerate(tasks) if task.status is TaskStatus.FINISHED}
+        faulty = (sampled.faulty_rows | sampled.grammar_errors.keys()) - gone
+        sound = range(group.n_sampled)
+        if faulty or gone:
+            sound = [i for i in sound if i not in faulty and i not in gone]  # type: ignore[assignment]
+        handles = [tasks[i].text_handle for i in sound]
+        pushed = token_ids if len(sound) == len(token_ids) else [token_ids[i] for i in sound]
+        text_events = self._streams.push_batch(handles, pushed)
+        for i in sound:
+            task = tasks[i]
+            task.n_output += 1
+            task.pending_ids.append(token_ids[i])
+            if task.n_output == 1:
+                first_tokens.append(task)
+        if sampled.logprobs is not None:
+            for i in sound:
+                entry = sampled.logprobs[i]
+                if entry is not None:
+                    tasks[i].pending_logprobs.append(entry)
+        self._stats.n_output_tokens += len(handles)
+
+        ends = [event for event in text_events if event.finish is not None]
+        whole = [tasks[i] for i in sorted(sampled.completed_rows)]  # nothing may follow these
+        ended: frozenset[int] = faulty | sampled.completed_rows
+        if ends:
+            finished = {event.handle for event in ends}
+            ended |= {i for i in sound if tasks[i].text_handle in finished}
+        self._state.complete(group, token_ids, ended)
+
+        by_handle = self._by_handle
+        for event in text_events:
+            task = by_handle[event.handle]
+            if event.finish is None:
+                self._add(task, task.take_event(event.text))
+            else:
+                # An answer that is whole with its last permitted token was not cut by the limit.
+                reason = event.finish
+                if reason == "length" and task in whole:
+                    reason = "stop"
+                last = task.take_event(event.text, reason, event.stop_string)
+                self._leave(task, reason)
+                self._add(task, last)
+        for task in whole:
+            if task.status is not TaskStatus.FINISHED:
+                self.end(task, "stop")
+        for i in sorted(faulty):
+            error = sampled.grammar_errors.get(i, _fault_of(tasks[i]))
+            self.end(tasks[i], "error", error=error, keep_pages=False)
+        for i in sound:
+            task = tasks[i]
+            if task.every_token and task.pending_ids:
+                self._add(task, task.take_event(""))
+        return first_tokens
+
+    def end(
+        self,
+        task: EngineTask,
+        reason: FinishReason,
+        *,
+        error: str | None = None,
+        keep_pages: bool = True,
+    ) -> None:
+        """End a task from outside its text: held-back text is released first."""
+        text = self._streams.finish(task.text_handle)
+        last = task.take_event(text, reason, error=error)
+        self._leave(task, reason, keep_pages)
+        self._add(task, last)
+
+    def end_all(self, tasks: Iterable[EngineTask], reason: FinishReason, error: str) -> None:
+        """Tell open tasks that it is over, as the thread ends. Touches neither pool nor streams:
+        after a fault their state is unknown, and after a stop they are dropped with the engine."""
+        for task in tasks:
+            self._stats.finished[reason] += 1
+            self._add(task, task.take_event("", reason, error=error))
+
+    def deliver(self) -> None:
+        """One call per sink. A sink that raises has lost its reader: its tasks are cancelled."""
+        deliveries, self._deliveries = self._deliveries, {}
+        for sink, events in deliveries.items():
+            try:
+                sink(events)
+            except Exception:
+                _log.exception("an event sink raised; its requests are cancelled")
+                for request_id in {event.request_id for event in events}:
+                    self._inbox.cancel(request_id)
+
+    def _leave(self, task: EngineTask, reason: FinishReason, keep_pages: bool = True) -> None:
+        """Give back what the engine holds for a task; its row follows in the next cleanup."""
+        self._state.finish(task, keep_pages)
+        self._streams.close(task.text_handle)
+        del self._by_handle[task.text_handle]
+        self._sampler.remove(task.sampler_slot)
+        self._close(task, reason)
+
+    def _close(self, task: EngineTask, reason: FinishReason) -> None:
+        e2e_s = time.perf_counter() - task.submitted_at
+        self._stats.task_finished(reason, e2e_s, task.n_prompt, task.n_output)
+        self._inbox.close(task)
+
+    def _add(self, task: EngineTask, event: TokenEvent) -> None:
+        events = self._deliveries.get(task.on_event)
+        if events is None:
+            self._deliveries[task.on_event] = [event]
+        else:
+            events.append(event)
+
+
+def _fault_of(task: EngineTask) -> str:
+    if task.grammar is None:
+        return "the model gave no finite logits for this request"
+    return (
+        "the model gave no finite logits for this request, or its grammar leaves only tokens that "
+        "min_tokens forbids"
+    )
