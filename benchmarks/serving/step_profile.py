@@ -22,7 +22,7 @@ KINDS = (  # the first that fits
         "products",
         re.compile(r"gemm|nvjet|skinny_linear|cutlass|xmma|splitK|gemv|cublas", re.IGNORECASE),
     ),
-    ("sampling", re.compile(r"sampl|scan_kernel|subset|bound")),
+    ("sampling", re.compile(r"sampl|scan_kernel|subset|bound|keep_drawn")),
     ("copies", re.compile(r"^Mem(cpy|set)")),
 )
 SYNCHRONISING = re.compile(r"Synchronize|cudaMemcpy$|cudaMalloc|cudaFree|cudaHostAlloc")
@@ -50,7 +50,8 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
     """Microseconds a step by kind of kernel, and the share of the time in which nothing ran.
 
     A step is what lies between two draws: the draws are counted by the kernel that ends each.
-    largest: kernels by the time that is theirs, with launches and microseconds a step.
+    largest: kernels by the time that is theirs, with launches and microseconds a step. gaps: where
+    nothing ran, by the kernels or copies before and behind, with how many and microseconds a step.
     """
     device = sorted(
         (e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")),
@@ -63,14 +64,20 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
     by_kind: dict[str, float] = defaultdict(float)
     names: Counter[str] = Counter()
     by_name: dict[str, float] = defaultdict(float)
-    busy_us, covered_to = 0.0, begin
+    gaps: Counter[tuple[str, str]] = Counter()
+    by_gap: dict[tuple[str, str], float] = defaultdict(float)
+    busy_us, covered_to, before = 0.0, begin, ""
     for event in device:
         start, duration = float(event["ts"]), float(event["dur"])  # type: ignore[arg-type]
         name = str(event["name"])
         # Dependent launches overlap: time counts for the kernel that began first.
         own = max(0.0, start + duration - max(start, covered_to))
         busy_us += own
-        covered_to = max(covered_to, start + duration)
+        if start > covered_to:
+            gaps[before, name[:60]] += 1
+            by_gap[before, name[:60]] += start - covered_to
+        if start + duration >= covered_to:
+            covered_to, before = start + duration, name[:60]
         by_kind[kind_of(name)] += own
         names[name[:90]] += 1
         by_name[name[:90]] += own
@@ -90,6 +97,10 @@ def breakdown(events: list[dict[str, object]]) -> dict[str, object]:
         "largest": [
             [name, round(names[name] / n_steps, 1), round(us / n_steps, 1)]
             for name, us in sorted(by_name.items(), key=lambda item: -item[1])[:16]
+        ],
+        "gaps": [
+            [*pair, round(gaps[pair] / n_steps, 2), round(us / n_steps, 1)]
+            for pair, us in sorted(by_gap.items(), key=lambda item: -item[1])[:8]
         ],
     }
 
