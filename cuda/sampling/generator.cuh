@@ -21,6 +21,12 @@ __device__ __forceinline__ uint64_t row_key(int64_t seed, int64_t position) {
 
 __device__ __forceinline__ uint64_t noise_bits(uint64_t key, int id) { return mix64(key + static_cast<uint64_t>(id) * kGolden); }
 
+// The larger half of noise_bits() but for its last bit, from key + id * kGolden.
+__device__ __forceinline__ uint32_t noise_head(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  return static_cast<uint32_t>((x ^ (x >> 27)) * 0x94d049bb133111ebull >> 32);
+}
+
 // Standard Gumbel noise. 53 random bits, moved by half a step so that neither 0 nor 1 can appear; in float64, because the
 // largest noise comes from the numbers nearest to 1. Not inlined: two logarithms are long, and few tokens need them.
 inline __device__ __noinline__ float gumbel_noise(uint64_t bits) {

@@ -29,7 +29,8 @@ void launch_sample(const SampleArgs& args, cudaStream_t stream) {
   launch_overlapped<sample_row_kernel<T>>("sample", args.batch, kRowThreads, 0, stream, args);
   if (!args.has_wide_rows) return;
   launch_sample_bound<T>(args, stream);
-  launch_overlapped<sample_wide_kernel<T>>("sample", chunks, kScanThreads, 0, stream, args);
+  const dim3 wide_blocks(static_cast<unsigned>(wide_blocks_of(args.batch, static_cast<int>(chunks.x))), args.batch);
+  launch_overlapped<sample_wide_kernel<T>>("sample", wide_blocks, kScanThreads, 0, stream, args);
 }
 
 extern template void launch_sample<float>(const SampleArgs&, cudaStream_t);

@@ -1,18 +1,17 @@
-// The last kernel of sample(): draws the rows whose survivors may be any number of tokens, by thread blocks that take a
-// chunk of a row each. The chunks' bests meet by an integer maximum, which does not depend on who comes first.
+// The last kernel of sample(): draws the rows whose survivors may be any number of tokens, by thread blocks that take some
+// chunks of a row each. The blocks' bests meet by an integer maximum, which does not depend on who comes first.
 //
 // Noise costs more than all else, so most tokens are put aside without it. A few of them give a sum to beat. Another can
 // beat it only if its noise is large, and that shows in the first bits that the noise is made of, against one exponential.
 #pragma once
 
 #include <cfloat>
+#include <limits>
 
 #include "sampling/sample_row.cuh"
 #include "sampling/scan.cuh"
 
 namespace astrai {
-
-constexpr int kSampledTokens = 4;  // of each thread's first vector: whose sums are the first to beat
 
 // What decides the draw of one row.
 struct WideRow {
@@ -20,10 +19,11 @@ struct WideRow {
   Place bound;
   uint64_t key;
   float lowest;  // no survivor's logit is below; finite
+  bool has_limit;  // else all finite tokens survive
 
   __device__ __forceinline__ bool survives(float value, int id) const {
-    return value > __int_as_float(0xff800000) && score_of(value, max, temperature) >= floor &&
-           place_of(key_of(value), id) >= bound;
+    if (!(value > __int_as_float(0xff800000))) return false;
+    return !has_limit || (score_of(value, max, temperature) >= floor && place_of(key_of(value), id) >= bound);
   }
   // A sum that is good to margin_of(it).
   __device__ __forceinline__ float quick_sum(float value, int id) const {
@@ -45,10 +45,12 @@ __device__ __forceinline__ WideRow wide_row(const SampleArgs& args, int row, con
   const float at_floor = result.max + 1.00001f * result.floor * result.temperature - fabsf(result.max) * 1e-5f - 1e-30f;
   const float at_bound = result.bound == 0 ? -FLT_MAX : value_of(key_of_place(result.bound));
   result.lowest = fmaxf(fmaxf(at_floor, at_bound), -FLT_MAX);
+  result.has_limit = result.bound > 0 || result.floor > __int_as_float(0xff800000);
   return result;
 }
 
-// The largest of all threads' values; largest_key: shared, 0 before the first call.
+// The largest of all threads' values, none of which ever falls; largest_key: shared, 0 before the first call, not that of the
+// call before.
 __device__ __forceinline__ float block_max_float(float value, uint32_t* largest_key) {
   const uint32_t warp_key = __reduce_max_sync(kWholeWarp, key_of(value));
   if (threadIdx.x % kWarpSize == 0) atomicMax(largest_key, warp_key);
@@ -56,73 +58,66 @@ __device__ __forceinline__ float block_max_float(float value, uint32_t* largest_
   return value_of(*largest_key);
 }
 
-// Whether a token may reach the sum that log2_offset stands for: exp2(score * log2(e) + log2_offset) is how often noise does,
-// rounded up. Gumbel noise g comes from u with exp(-g) = -log(u) >= 1 - u, of which the first 23 bits are looked at.
-__device__ __forceinline__ bool may_reach(float score_log2, float log2_offset, uint64_t bits) {
+// Whether a token may reach a sum that noise reaches in a share of exp2(log2_share), rounded up. Gumbel noise g comes from u
+// with exp(-g) = -log(u) >= 1 - u, of which the first 23 bits are looked at. head: noise_head().
+__device__ __forceinline__ bool may_reach(float log2_share, uint32_t head) {
   float share;  // exp2f() would take care of numbers too small to matter here
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(score_log2 + log2_offset));
-  const float one_and_rest = __uint_as_float(0x3f800000u | ~static_cast<uint32_t>(bits >> 32) >> 9);  // 1 + (1 - u)
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(share) : "f"(log2_share));
+  const float one_and_rest = __uint_as_float(0x3f800000u | ~head >> 9);  // 1 + (1 - u)
   return one_and_rest <= 1.0000003f + share;
 }
 
-// Bit j * kGroup + e: logit e of this thread's vector j may win.
+// Bit j * kGroup + e: logit e of this thread's vector j of the chunk may win over the sum to beat. values: of vector 0.
 template <typename T>
 __device__ __forceinline__ uint32_t candidates_of(const SampleArgs& args, const T* logits, const WideRow& row, int first_vec,
                                                   const uint8_t* allowed, const uint32_t* edited_bits, bool has_edits,
-                                                  uint32_t* largest_key) {
+                                                  float (&values)[kGroup], float to_beat) {
   constexpr float kLog2E = 1.44269504f;
   const int n_vecs = (args.vocab_size + kGroup - 1) / kGroup;
-  const auto vec_of = [&](int j) { return first_vec + j * kScanThreads + static_cast<int>(threadIdx.x); };
-  const auto load = [&](int j, float* values) {
-    load_group(logits, vec_of(j), args.vocab_size, args.is_vectorizable, values);
-  };
-  // Bit e: logit e is not ruled out by its value or the row's lists.
-  const auto possible = [&](int j, const float* values) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int e = 0; e < kGroup; ++e) bits |= values[e] >= row.lowest ? 1u << e : 0;
-    return bits & ~skipped_bits(allowed, edited_bits, has_edits, vec_of(j), first_vec, n_vecs);
-  };
-
-  float values[kGroup], quick[kSampledTokens];
-  load(0, values);
-  uint32_t own = possible(0, values);
-  float best = __int_as_float(0xff800000);
-#pragma unroll
-  for (int e = 0; e < kSampledTokens; ++e) {
-    quick[e] = __int_as_float(0xff800000);
-    if ((own >> e & 1) == 0 || !row.survives(values[e], vec_of(0) * kGroup + e)) continue;
-    quick[e] = row.quick_sum(values[e], vec_of(0) * kGroup + e);
-    if (quick[e] < __int_as_float(0x7f800000)) best = fmaxf(best, quick[e]);
-  }
-  const float to_beat = block_max_float(best, largest_key);
   const bool is_any = to_beat > __int_as_float(0xff800000);  // else every possible token stays
   const float log2_offset = is_any ? (0.01f + margin_of(to_beat) - to_beat) * kLog2E : __int_as_float(0x7f800000);
   const float to_log2 = row.inverse_temperature * kLog2E;
-
   uint32_t candidates = 0;
 #pragma unroll
   for (int j = 0; j < kSubsetVecs; ++j) {
+    const int vec = first_vec + j * kScanThreads + static_cast<int>(threadIdx.x);
     float next_values[kGroup];
-    if (j + 1 < kSubsetVecs) load(j + 1, next_values);
-    if (j > 0) own = possible(j, values);
-    if (own != 0) {
-      uint32_t reaching = 0;
+    if (j + 1 < kSubsetVecs) {
+      load_group(logits, vec + kScanThreads, args.vocab_size, args.is_vectorizable, next_values);
+    }
+    // Logits that are there and not ruled out by their values, if there is a limit, or by the row's lists.
+    uint32_t possible = (1u << max(0, min(kGroup, args.vocab_size - vec * kGroup))) - 1;
+    possible &= ~skipped_bits(allowed, edited_bits, has_edits, vec, first_vec, n_vecs);
+    if (row.has_limit) {
+#pragma unroll
+      for (int e = 0; e < kGroup; ++e) possible &= values[e] >= row.lowest ? ~0u : ~(1u << e);
+    }
+    if (possible != 0) {
+      const uint64_t first_bits = row.key + static_cast<uint64_t>(vec * kGroup) * kGolden;
 #pragma unroll
       for (int e = 0; e < kGroup; ++e) {
-        const bool is_sampled = j == 0 && e < kSampledTokens;
-        const bool may = is_sampled ? quick[e % kSampledTokens] + margin_of(quick[e % kSampledTokens]) >= to_beat
-                                    : may_reach((values[e] - row.max) * to_log2, log2_offset,
-                                                noise_bits(row.key, vec_of(j) * kGroup + e));
-        reaching |= may ? 1u << e : 0;
+        const float log2_share = fmaf(values[e] - row.max, to_log2, log2_offset);
+        if (!may_reach(log2_share, noise_head(first_bits + e * kGolden))) possible &= ~(1u << e);
       }
-      candidates |= (own & reaching) << j * kGroup;
+      candidates |= possible << j * kGroup;
     }
-    if (j + 1 == kSubsetVecs) break;
 #pragma unroll
     for (int e = 0; e < kGroup; ++e) values[e] = next_values[e];
   }
   return candidates;
+}
+
+// Thread blocks that share a row: as many as take the least time on a large device, where what a block pays for the row's
+// constants and its first sum to beat counts like a chunk.
+inline int wide_blocks_of(int batch, int n_chunks) {
+  constexpr int kBlocksAtOnce = 4 * 132;
+  int best = 1, least = std::numeric_limits<int>::max();
+  for (int n_blocks = 1; n_blocks <= n_chunks; ++n_blocks) {
+    const int n_rounds = (batch * n_blocks - 1) / kBlocksAtOnce + 1;
+    const int time = n_rounds * ((n_chunks - 1) / n_blocks + 2);
+    if (time < least) best = n_blocks, least = time;
+  }
+  return best;
 }
 
 template <typename T>
@@ -130,7 +125,8 @@ __global__ void __launch_bounds__(kScanThreads) sample_wide_kernel(const __grid_
   __shared__ uint32_t edited_bits[kScanThreads];
   __shared__ uint32_t largest_keys[2];
   __shared__ Place bests[kScanThreads / kWarpSize];
-  const int row_idx = blockIdx.y, first_vec = blockIdx.x * (kChunkTokens / kGroup);
+  constexpr int kChunkVecs = kChunkTokens / kGroup;
+  const int row_idx = blockIdx.y;
   const T* logits = static_cast<const T*>(args.logits) + row_idx * args.logits_stride;
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -141,42 +137,66 @@ __global__ void __launch_bounds__(kScanThreads) sample_wide_kernel(const __grid_
   const bool has_edits = edits.begin < edits.end;
   const uint8_t* allowed = allowed_bits(args, row_idx);
   if (threadIdx.x < 2) largest_keys[threadIdx.x] = 0;
-  if (has_edits) mark_edits(args, edits, first_vec * kGroup, edited_bits);
   __syncthreads();
   const WideRow row = wide_row(args, row_idx, state);
-  uint32_t candidates =
-      candidates_of(args, logits, row, first_vec, allowed, edited_bits, has_edits, &largest_keys[0]);
-
-  // Calls visit(value, id) for this thread's candidates and takes away those that it returns false for.
-  const auto keep_candidates = [&](auto visit) {
-    for (uint32_t left = candidates; left != 0; left &= left - 1) {
-      const int bit = __ffs(static_cast<int>(left)) - 1;
-      const int id = (first_vec + bit / kGroup * kScanThreads + static_cast<int>(threadIdx.x)) * kGroup + bit % kGroup;
-      if (!visit(to_float(logits[id]), id)) candidates &= ~(1u << bit);
-    }
-  };
+  const int n_vecs = (args.vocab_size + kGroup - 1) / kGroup;
+  const int n_chunks = (n_vecs + kChunkVecs - 1) / kChunkVecs;
+  const int n_block_chunks = (n_chunks + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+  const int begin_vec = blockIdx.x * n_block_chunks * kChunkVecs;
+  const int end_vec = min(begin_vec + n_block_chunks * kChunkVecs, n_vecs);
   float best_quick = __int_as_float(0xff800000);
-  keep_candidates([&](float value, int id) {
-    if (!row.survives(value, id)) return false;
-    const float sum = row.quick_sum(value, id);
-    if (sum < __int_as_float(0x7f800000)) best_quick = fmaxf(best_quick, sum);
-    return true;
-  });
-  const float to_beat = block_max_float(best_quick, &largest_keys[1]);
   Place best = 0;
   const auto consider = [&](float value, int id) {
     const float sum = __fadd_rn(score_of(value, row.max, row.temperature), gumbel_noise(noise_bits(row.key, id)));
     const Place place = place_of(key_of(sum), id);
     best = place > best ? place : best;
   };
-  keep_candidates([&](float value, int id) {
+  const auto raise_quick = [&](float value, int id) {
     const float sum = row.quick_sum(value, id);
-    if (sum + margin_of(sum) >= to_beat) consider(value, id);
-    return true;
-  });
+    if (sum < __int_as_float(0x7f800000)) best_quick = fmaxf(best_quick, sum);
+  };
+
+  float to_beat;
+  int turn = 0;
+  for (int first_vec = begin_vec; first_vec < end_vec; first_vec += kChunkVecs) {
+    const int vec = first_vec + static_cast<int>(threadIdx.x);
+    float values[kGroup];
+    load_group(logits, vec, args.vocab_size, args.is_vectorizable, values);
+    if (has_edits) mark_edits(args, edits, first_vec * kGroup, edited_bits);
+    if (first_vec == begin_vec) {  // a token of each thread gives the first sum to beat
+      const int id = vec * kGroup;
+      if (id < args.vocab_size && (skipped_bits(allowed, edited_bits, has_edits, vec, first_vec, n_vecs) & 1) == 0 &&
+          row.survives(values[0], id)) {
+        raise_quick(values[0], id);
+      }
+      to_beat = block_max_float(best_quick, &largest_keys[turn]);
+    }
+    uint32_t candidates = candidates_of(args, logits, row, first_vec, allowed, edited_bits, has_edits, values, to_beat);
+
+    // Calls visit(value, id) for this thread's candidates and takes away those that it returns false for.
+    const auto keep_candidates = [&](auto visit) {
+      for (uint32_t left = candidates; left != 0; left &= left - 1) {
+        const int bit = __ffs(static_cast<int>(left)) - 1;
+        const int id = (first_vec + bit / kGroup * kScanThreads + static_cast<int>(threadIdx.x)) * kGroup + bit % kGroup;
+        if (!visit(to_float(logits[id]), id)) candidates &= ~(1u << bit);
+      }
+    };
+    keep_candidates([&](float value, int id) {
+      if (!row.survives(value, id)) return false;
+      raise_quick(value, id);
+      return true;
+    });
+    turn ^= 1;
+    to_beat = block_max_float(best_quick, &largest_keys[turn]);
+    keep_candidates([&](float value, int id) {
+      const float sum = row.quick_sum(value, id);
+      if (sum + margin_of(sum) >= to_beat) consider(value, id);
+      return true;
+    });
+  }
   for (int entry = edits.begin + threadIdx.x; entry < edits.end; entry += kScanThreads) {
-    const int id = args.edits.ids[entry], at = id - first_vec * kGroup;
-    if (at < 0 || at >= kChunkTokens || !is_allowed(allowed, id)) continue;
+    const int id = args.edits.ids[entry], vec = id / kGroup;
+    if (vec < begin_vec || vec >= end_vec || !is_allowed(allowed, id)) continue;
     const float value = edited_value(args, row_idx, logits, entry);
     if (row.survives(value, id)) consider(value, id);
   }
