@@ -426,6 +426,29 @@ def test_forbidden_tokens_are_never_drawn_nor_counted(has_edits: bool) -> None:
 
 
 @pytest.mark.gpu
+def test_u11_rows_that_few_thread_blocks_share_are_drawn_as_by_many() -> None:
+    n, vocab_size = 300, 20000  # 3 chunks, which one thread block takes among so many rows
+    rows = Rows.mixed(n)
+    logits = random_logits(n, vocab_size, torch.float32)
+    edits = random_edits(n, vocab_size, 500)
+    bitmask = torch.randint(-(2**31), 2**31, (3, vocab_size // 32), dtype=torch.int32).cuda()
+    bitmask_rows = torch.randint(-1, 3, (n,), dtype=torch.int32).cuda()
+    together, is_faulty = rows.draw(logits, edits=edits, bitmask=bitmask, bitmask_rows=bitmask_rows)
+    assert not is_faulty.any()
+
+    for first in (0, 130, 289):
+        some = slice(first, first + 11)
+        indptr = edits.indptr[first : first + 12]
+        own = replace(edits, indptr=indptr - indptr[0], penalties=edits.penalties[some])
+        for name in ("ids", "bias", "counts"):
+            own = replace(own, **{name: getattr(edits, name)[indptr[0] : indptr[-1]]})
+        alone, _ = rows[some].draw(
+            logits[some], edits=own, bitmask=bitmask, bitmask_rows=bitmask_rows[some]
+        )
+        assert torch.equal(alone, together[some])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("n_finite", [1, 100, 600])
 def test_fewer_tokens_than_a_large_top_k_are_all_kept(n_finite: int) -> None:
     logits = random_logits(8, 5000, torch.float32)
