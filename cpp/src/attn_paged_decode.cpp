@@ -199,6 +199,7 @@ PagedDecodeArgs check_attn_paged_decode(const PagedDecodeCall& call) {
   args.split_len = static_cast<int>(call.split_len);
   args.stack_len = 1;
   args.is_plan_settled = call.is_plan_settled;
+  args.is_read_once = call.units || args.batch == 1;  // with a window, too: few positions that many see are shared
   if (call.units && call.window == 0) {  // a window's begin differs from request to request
     args.members = call.members->data_as<const int32_t>();
     args.n_units = call.n_units->data_as<const int32_t>();

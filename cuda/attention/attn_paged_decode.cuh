@@ -70,26 +70,17 @@ __device__ void store_new_row(const PagedDecodeArgs& args, const Unit& unit, con
   }
 }
 
-// Waits until at most n_pending of this thread's groups are unfinished; n_pending < kMaxStages.
+// Waits until at most n_pending of this thread's groups are unfinished; n_pending < kMaxStages. The usual number first: a
+// table of jumps takes longer.
 __device__ inline void wait_pending(int n_pending) {
-  switch (n_pending) {
-    case 0:
-      return cp_async_wait<0>();
-    case 1:
-      return cp_async_wait<1>();
-    case 2:
-      return cp_async_wait<2>();
-    case 3:
-      return cp_async_wait<3>();
-    case 4:
-      return cp_async_wait<4>();
-    case 5:
-      return cp_async_wait<5>();
-    case 6:
-      return cp_async_wait<6>();
-    default:
-      return cp_async_wait<7>();
-  }
+  if (n_pending == 1) return cp_async_wait<1>();
+  if (n_pending == 0) return cp_async_wait<0>();
+  if (n_pending == 2) return cp_async_wait<2>();
+  if (n_pending == 3) return cp_async_wait<3>();
+  if (n_pending == 4) return cp_async_wait<4>();
+  if (n_pending == 5) return cp_async_wait<5>();
+  if (n_pending == 6) return cp_async_wait<6>();
+  cp_async_wait<7>();
 }
 
 // Fills a warp's ring, tile after tile of one range after another; one group of copies for each tile.
@@ -97,6 +88,7 @@ template <typename T, int kHeadDim>
 struct RingFiller {
   using Tiles = Ring<T, kHeadDim>;
 
+  const PagedDecodeArgs& args;
   uint32_t ring;
   int* range_slots;  // in shared memory, of the range
   int n_stages;
@@ -117,7 +109,7 @@ struct RingFiller {
   __device__ bool has_room() const { return n_ahead < n_stages; }
 
   __device__ void fill_next(int lane) {
-    Tiles::fill(range, ring + stage * Tiles::kStageBytes, slots, pos, lane);
+    Tiles::fill(range, cache_policy(args.is_read_once), ring + stage * Tiles::kStageBytes, slots, pos, lane);
     cp_async_commit();
     slots += Tiles::kWarpTokens;
     pos += Tiles::kBlockTokens;
@@ -132,6 +124,31 @@ struct RingFiller {
 __device__ inline int take_ticket(const PagedDecodeArgs& args, int n_units) {
   const int n_asked = n_units - gridDim.x;
   return 2 * gridDim.x + atomicInc(args.unit_counter, n_asked - 1);
+}
+
+// Attends the filler's range, two tiles at once: a warp that shares its multiprocessor with few others waits for its own
+// chains of operations more than for memory. It has two stages or more.
+template <typename T, int kHeadDim>
+__device__ void attend_by_pairs(WarpSoftmax<T, kHeadDim, 1>& softmax, RingFiller<T, kHeadDim>& filler,
+                                const PagedDecodeArgs& args, int lane) {
+  using Tiles = Ring<T, kHeadDim>;
+  const Span span = filler.range;
+  const int n_tiles = Tiles::n_tiles(span);
+  softmax.reset();
+  int stage = 0;
+  for (int tile = 0; tile < n_tiles; tile += 2) {
+    while (filler.has_room() && filler.n_left > 0) filler.fill_next(lane);
+    const int n_new = min(2, n_tiles - tile);
+    wait_pending(filler.n_ahead - n_new);
+    __syncwarp();
+    const int second = stage + 1 == filler.n_stages ? 0 : stage + 1;
+    softmax.template attend<1, 2>({filler.ring + stage * Tiles::kStageBytes, filler.ring + second * Tiles::kStageBytes},
+                                  span.first + tile * Tiles::kBlockTokens, span.begin, span.end, args.scale_log2,
+                                  args.cap_log2);
+    __syncwarp();
+    stage = second + 1 == filler.n_stages ? 0 : second + 1;
+    filler.n_ahead -= n_new;
+  }
 }
 
 // Thread blocks on a multiprocessor, as registers allow it: one attends while another merges.
@@ -154,7 +171,8 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   if (!args.is_plan_settled) wait_for_previous_kernel();
   const WorkList work{args, n_head_tiles};
   const int n_splits = args.split_indptr[args.batch], n_units = work.size();
-  const int spread = kStacked ? 1 : spread_of(args, n_splits, n_head_tiles, n_spread_blocks);
+  constexpr bool kSpreads = !kStacked && kCanSpread<kHeadDim>;
+  const int spread = kSpreads ? spread_of(args, n_splits, n_head_tiles, n_spread_blocks) : 1;
   const int n_stages = min(n_block_stages * spread, kMaxStages);
   const int index = blockIdx.x / spread;
   const bool has_unit = index < n_units;  // what is loaded does not wait for the answer
@@ -176,7 +194,7 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
     wait_for_previous_kernel();
   }
   let_next_kernel_start();
-  RingFiller<T, kHeadDim> filler{ring, own_slots, n_stages};
+  RingFiller<T, kHeadDim> filler{args, ring, own_slots, n_stages};
   filler.begin(range, slots, lane);
   store_new_row<T, kHeadDim>(args, unit, range, warp, lane);
   while (filler.has_room() && filler.n_left > 0) filler.fill_next(lane);
@@ -194,7 +212,15 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
   RowTarget target = row_target<kStacked>(args, unit, lane);
   load_q(softmax, unit, target);
 
-  const int stride = spread > 1 ? n_units : gridDim.x;  // a unit that is spread is its blocks' only one
+  if constexpr (kSpreads) {
+    if (spread > 1) {  // the unit is its blocks' only one
+      attend_by_pairs(softmax, filler, args, lane);
+      const int place = (unit.first_split + unit.split) * kWarps + warp;
+      return Merge::write_alone(softmax, args, unit.n_heads, unit.first_head, place, lane);
+    }
+  }
+
+  const int stride = gridDim.x;
   const bool has_tickets = args.unit_counter != nullptr && n_units > 2 * stride;
   int next_index = index + stride;
   Span span = range;
@@ -244,21 +270,15 @@ __global__ void __launch_bounds__(Shape<kHeadDim>::kThreads, kMinBlocks<kHeadDim
       const uint32_t from = filler.ring + stage * Tiles::kStageBytes;
       const int pos = span.first + tile * Tiles::kBlockTokens;
       if (kHeadTiles == 1 || unit.n_rows() <= 8) {
-        softmax.template attend<1>(from, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
+        softmax.template attend<1, 1>({from}, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
       } else {
-        softmax.template attend<kHeadTiles>(from, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
+        softmax.template attend<kHeadTiles, 1>({from}, pos, span.begin, span.end, args.scale_log2, args.cap_log2);
       }
       __syncwarp();
       --filler.n_ahead;
       stage = stage + 1 == n_stages ? 0 : stage + 1;
     }
 
-    if constexpr (!kStacked) {
-      if (spread > 1) {
-        const int place = (unit.first_split + unit.split) * kWarps + warp;
-        return Merge::write_alone(softmax, args, unit.n_heads, unit.first_head, place, lane);
-      }
-    }
     const int n_rows = unit.n_rows();
     const RowTarget next_target = row_target<kStacked>(args, next, lane);
     if (has_next) load_q(softmax, next, next_target);

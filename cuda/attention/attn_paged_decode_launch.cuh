@@ -77,9 +77,7 @@ void launch(const PagedDecodeArgs& args, int device_idx, cudaStream_t stream) {
   constexpr int kBlockPairs = 512;  // of those, the most that have a thread block, too
   const int n_pairs = args.batch * args.n_heads;
   const int n_block_pairs = n_pairs < kManyPairs ? n_pairs : kBlockPairs;
-  // Measured: at head_dim 128 a warp alone on its multiprocessor loses more than the shorter wait for memory gives.
-  constexpr bool kSpreads = !kStacked && kHeadDim <= 64;
-  const int n_spread_blocks = kSpreads && n_block_pairs == n_pairs ? static_cast<int>(n_blocks) : 0;
+  const int n_spread_blocks = !kStacked && kCanSpread<kHeadDim> && n_block_pairs == n_pairs ? static_cast<int>(n_blocks) : 0;
   launch_overlapped<kernel<T, kHeadDim, kHeadTiles, kStacked>>(kOp, dim3(n_blocks), dim3(Shape<kHeadDim>::kThreads), bytes,
                                                                stream, args, n_head_tiles, fit.n_stages, n_spread_blocks);
   // With a place for each request alone in the workspace none has two splits.

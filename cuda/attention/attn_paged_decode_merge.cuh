@@ -119,12 +119,12 @@ struct WarpMerge {
       const float sum = column_sum(softmax.sum[0][c]);
       const int row = lane % 4 * 2 + c;
       if (row >= n_rows) continue;
-      const RowTarget to{0, first_head + row, place};
-      if (lane < 4) write_max_sum(args, to, softmax.max[0][c], sum);
+      if (lane < 4) write_max_sum(args, {0, first_head + row, place}, softmax.max[0][c], sum);
+      float* o = args.o_part + (static_cast<int64_t>(place) * args.n_heads + first_head + row) * kHeadDim + lane / 4;
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
-        write_o<T, kHeadDim>(args, to, d * 16 + lane / 4, softmax.o[d][0][c], 0.0f);
-        write_o<T, kHeadDim>(args, to, d * 16 + lane / 4 + 8, softmax.o[d][0][c + 2], 0.0f);
+        o[d * 16] = softmax.o[d][0][c];
+        o[d * 16 + 8] = softmax.o[d][0][c + 2];
       }
     }
   }

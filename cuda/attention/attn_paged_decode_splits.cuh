@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kMergeWarps * 32, kHeadDim > 128 ? 2 : 4)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // The kernel before this one is the main one, which does not write what is read here and began when it was complete.
   const MergePair pair = find_pair(args, n_block_pairs, warp, lane);
-  const bool is_spread = spread_of(args, args.split_indptr[args.batch], n_head_tiles, n_spread_blocks) > 1;
+  const bool is_spread = kCanSpread<kHeadDim> && spread_of(args, args.split_indptr[args.batch], n_head_tiles, n_spread_blocks) > 1;
   const bool is_idle = pair.n <= (is_spread ? 0 : 1);
   // One block that waits is enough for this kernel not to end before the kernels ahead of it.
   if (is_idle && pair.is_of_block && blockIdx.x > 0) return;

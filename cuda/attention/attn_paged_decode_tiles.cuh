@@ -16,10 +16,14 @@ __device__ __forceinline__ void prefetch_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// cp_async_16() for what is read once: it leaves the L2 cache before what else is there.
-__device__ __forceinline__ void cp_async_16_once(uint32_t to, const void* from) {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+// How long the L2 cache keeps what is copied: what is read once leaves before what else is there. The numbers are those of
+// createpolicy.fractional for evict_first and evict_normal, always: as constants they take no vector registers.
+__device__ __forceinline__ uint64_t cache_policy(bool is_read_once) {
+  return is_read_once ? 0x12f0000000000000ull : 0x16f0000000000000ull;
+}
+
+// cp_async_16() by a cache_policy().
+__device__ __forceinline__ void cp_async_16_by(uint64_t policy, uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "l"(policy)
                : "memory");
 }
@@ -60,8 +64,14 @@ struct Ring {
   static constexpr int kStageBytes = 2 * kMatrixBytes;  // K, then V
 
   // Chunks are permuted within a row so that the 8 rows of an 8x8 matrix lie in different banks.
-  __device__ static constexpr int swizzle(int row) { return kHeadDim % 64 == 0 ? row & 7 : (row >> 1) & 3; }
+  static constexpr int kSwizzleMask = kHeadDim % 64 == 0 ? 7 : 3;
+  __device__ static constexpr int swizzle(int row) { return (kHeadDim % 64 == 0 ? row : row >> 1) & kSwizzleMask; }
   __device__ static int offset(int row, int chunk) { return row * kRowBytes + (chunk ^ swizzle(row)) * 16; }
+
+  // The place of chunk 2 * d + c of a row, from that of its chunk c < 2: one operation, or an offset in the instruction.
+  __device__ static uint32_t pair_place(uint32_t place, int d) {
+    return (place ^ static_cast<uint32_t>((2 * d & kSwizzleMask) * 16)) + (2 * d & ~kSwizzleMask) * 16;
+  }
 
   // The slots of all the warp's tokens, tile by tile, 32 in a register; 0 for a token that is not seen.
   struct Slots {
@@ -105,11 +115,11 @@ struct Ring {
     return max(span.end - span.first + kBlockTokens - 1, 0) / kBlockTokens;
   }
 
-  // Starts the copy of the tile at pos, given its tokens' slots, into a stage.
-  __device__ static void fill(const KvRange<T>& range, uint32_t stage, const int* slots, int pos, int lane) {
+  // Starts the copy of the tile at pos, given its tokens' slots, into a stage. policy: cache_policy().
+  __device__ static void fill(const KvRange<T>& range, uint64_t policy, uint32_t stage, const int* slots, int pos, int lane) {
     const int plain_end = range.new_pos >= 0 ? min(range.new_pos, range.end) : range.end;
     if (pos >= range.begin && pos + kWarpTokens <= plain_end) {
-      fill_plain(range, stage, slots, lane);
+      fill_plain(range, policy, stage, slots, lane);
     } else {
       fill_edge(range, stage, slots, pos, lane);
     }
@@ -120,29 +130,33 @@ struct Ring {
   static constexpr int kCopies = kWarpTokens * kRowChunks / 32;  // of K, by each lane
 
   // All tokens are seen and in their slots. The slots are read before the first copy is issued: a copy orders memory.
-  __device__ static void fill_plain(const KvRange<T>& range, uint32_t stage, const int* slots, int lane) {
-    int rows[kCopies];
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) rows[i] = slots[(i * 32 + lane) / kRowChunks];
+  __device__ static void fill_plain(const KvRange<T>& range, uint64_t policy, uint32_t stage, const int* slots, int lane) {
+    uint32_t rows[kCopies];
     if constexpr (32 % kRowChunks == 0) {
       // A lane keeps its chunk; its rows are `step` apart, which moves its place by whole rows and flips bits of the chunk.
       constexpr int step = 32 / kRowChunks;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) rows[i] = slots[lane / kRowChunks + i * step];
       const uint32_t place = stage + offset(lane / kRowChunks, lane % kRowChunks);
-      const T* k = range.k + lane % kRowChunks * kChunkLen;
-      const T* v = range.v + lane % kRowChunks * kChunkLen;
+      // In bytes and without signs, a row's address is one multiplication and addition.
+      const char* k = reinterpret_cast<const char*>(range.k + lane % kRowChunks * kChunkLen);
+      const char* v = reinterpret_cast<const char*>(range.v + lane % kRowChunks * kChunkLen);
+      const uint32_t k_bytes = range.k_stride * sizeof(T), v_bytes = range.v_stride * sizeof(T);
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const uint32_t to = (place ^ static_cast<uint32_t>(swizzle(i * step) * 16)) + i * step * kRowBytes;
-        cp_async_16_once(to, k + static_cast<int64_t>(rows[i]) * range.k_stride);
-        cp_async_16_once(to + kMatrixBytes, v + static_cast<int64_t>(rows[i]) * range.v_stride);
+        cp_async_16_by(policy, to, k + static_cast<uint64_t>(rows[i]) * k_bytes);
+        cp_async_16_by(policy, to + kMatrixBytes, v + static_cast<uint64_t>(rows[i]) * v_bytes);
       }
     } else {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) rows[i] = slots[(i * 32 + lane) / kRowChunks];
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
         const int row = (i * 32 + lane) / kRowChunks, chunk = (i * 32 + lane) % kRowChunks;
         const uint32_t to = stage + offset(row, chunk);
-        cp_async_16_once(to, range.k + static_cast<int64_t>(rows[i]) * range.k_stride + chunk * kChunkLen);
-        cp_async_16_once(to + kMatrixBytes, range.v + static_cast<int64_t>(rows[i]) * range.v_stride + chunk * kChunkLen);
+        cp_async_16_by(policy, to, range.k + static_cast<int64_t>(rows[i]) * range.k_stride + chunk * kChunkLen);
+        cp_async_16_by(policy, to + kMatrixBytes, range.v + static_cast<int64_t>(rows[i]) * range.v_stride + chunk * kChunkLen);
       }
     }
   }
@@ -220,6 +234,7 @@ struct WarpSoftmax {
   __device__ void logits(float (&s)[kSubTiles][kUsed][4], uint32_t stage, float scale_log2, float cap_log2) const {
     const int lane = threadIdx.x % 32;
     float odd[kSubTiles][kUsed][4] = {};  // a second chain of products, for latency
+    const uint32_t first = stage + Tile::offset(lane & 15, lane >> 4);
 #pragma unroll
     for (int t = 0; t < kSubTiles; ++t) {
 #pragma unroll
@@ -227,7 +242,7 @@ struct WarpSoftmax {
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
         uint32_t k[4];
-        ldmatrix_x4(k, stage + Tile::offset(t * 16 + (lane & 15), 2 * d + (lane >> 4)));
+        ldmatrix_x4(k, Tile::pair_place(first, d) + t * 16 * Tile::kRowBytes);
 #pragma unroll
         for (int h = 0; h < kUsed; ++h) mma_16x8x16<T>(d % 2 == 0 ? s[t][h] : odd[t][h], k, q[d][h]);
       }
@@ -246,73 +261,110 @@ struct WarpSoftmax {
     }
   }
 
-  // The tile at positions pos and on, of which begin .. end - 1 are seen.
-  template <int kUsed>
-  __device__ void attend(uint32_t stage, int pos, int begin, int end, float scale_log2, float cap_log2) {
+  // kTiles tiles, at positions pos, pos + kBlockTokens, ..., of which begin .. end - 1 are seen; the first begins before end.
+  // The bits are those of a call for each, and what the tiles do not need of each other overlaps.
+  template <int kUsed, int kTiles>
+  __device__ void attend(const uint32_t (&stages)[kTiles], int pos, int begin, int end, float scale_log2, float cap_log2) {
     const int lane = threadIdx.x % 32;
-    float s[kSubTiles][kUsed][4];
-    logits<kUsed>(s, stage, scale_log2, cap_log2);
-    if (pos < begin || pos + Tile::kWarpTokens > end) {
+    float s[kTiles][kSubTiles][kUsed][4];
 #pragma unroll
-      for (int row = 0; row < 2 * kSubTiles; ++row) {
-        const int token = pos + row * 8 + lane / 4;
-        if (token >= begin && token < end) continue;
+    for (int j = 0; j < kTiles; ++j) {
+      logits<kUsed>(s[j], stages[j], scale_log2, cap_log2);
+      hide<kUsed>(s[j], pos + j * Tile::kBlockTokens, begin, end, lane);
+    }
+    float largest[kTiles][kUsed][2];
 #pragma unroll
-        for (int h = 0; h < kUsed; ++h) s[row / 2][h][row % 2 * 2] = s[row / 2][h][row % 2 * 2 + 1] = -INFINITY;
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int h = 0; h < kUsed; ++h) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) largest[j][h][c] = column_max<kUsed>(s[j], h, c);
       }
     }
+    float rescale[kTiles][kUsed][2];
+    bool has_grown[kTiles] = {};
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+      for (int h = 0; h < kUsed; ++h) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float so_far = fmaxf(largest[j][h][c], max[h][c]);
+          const float base = so_far == -INFINITY ? 0.0f : so_far;  // -inf - -inf would be NaN
+          rescale[j][h][c] = exp2_fast(max[h][c] - base);
+          has_grown[j] = has_grown[j] || so_far > max[h][c];
+          max[h][c] = so_far;
+          float tile_sum = 0.0f;
+#pragma unroll
+          for (int t = 0; t < kSubTiles; ++t) {
+            s[j][t][h][c] = exp2_fast(s[j][t][h][c] - base);
+            s[j][t][h][c + 2] = exp2_fast(s[j][t][h][c + 2] - base);
+            tile_sum += s[j][t][h][c] + s[j][t][h][c + 2];
+          }
+          sum[h][c] = fmaf(sum[h][c], rescale[j][h][c], tile_sum);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      if (j > 0 && pos + j * Tile::kBlockTokens >= end) break;  // nothing was copied to its stage
+      // Where no maximum grew every factor is exactly 1, so that skipping changes no bit. A first tile finds sums of 0,
+      // and a factor of 0 from a maximum of -inf.
+      if (__any_sync(kAllLanes, has_grown[j])) {
+#pragma unroll
+        for (int d = 0; d < kHeadDim / 16; ++d) {
+#pragma unroll
+          for (int h = 0; h < kUsed; ++h) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[d][h][i] *= rescale[j][h][i % 2];
+          }
+        }
+      }
+      add_values<kUsed>(s[j], stages[j], lane);
+    }
+  }
 
-    float rescale[kUsed][2];
-    bool has_grown = false;
+ private:
+  // -inf for the logits of tokens that are not seen.
+  template <int kUsed>
+  __device__ static void hide(float (&s)[kSubTiles][kUsed][4], int pos, int begin, int end, int lane) {
+    if (pos >= begin && pos + Tile::kWarpTokens <= end) return;
 #pragma unroll
-    for (int h = 0; h < kUsed; ++h) {
+    for (int row = 0; row < 2 * kSubTiles; ++row) {
+      const int token = pos + row * 8 + lane / 4;
+      if (token >= begin && token < end) continue;
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float largest = fmaxf(s[0][h][c], s[0][h][c + 2]);
-#pragma unroll
-        for (int t = 1; t < kSubTiles; ++t) largest = fmaxf(largest, fmaxf(s[t][h][c], s[t][h][c + 2]));
-#pragma unroll
-        for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
-        largest = fmaxf(largest, max[h][c]);
-        const float base = largest == -INFINITY ? 0.0f : largest;  // -inf - -inf would be NaN
-        rescale[h][c] = exp2_fast(max[h][c] - base);
-        has_grown = has_grown || largest > max[h][c];
-        max[h][c] = largest;
-        float tile_sum = 0.0f;
-#pragma unroll
-        for (int t = 0; t < kSubTiles; ++t) {
-          s[t][h][c] = exp2_fast(s[t][h][c] - base);
-          s[t][h][c + 2] = exp2_fast(s[t][h][c + 2] - base);
-          tile_sum += s[t][h][c] + s[t][h][c + 2];
-        }
-        sum[h][c] = fmaf(sum[h][c], rescale[h][c], tile_sum);
-      }
+      for (int h = 0; h < kUsed; ++h) s[row / 2][h][row % 2 * 2] = s[row / 2][h][row % 2 * 2 + 1] = -INFINITY;
     }
-    // Where no maximum grew every factor is exactly 1, so that skipping changes no bit. A first tile finds sums of 0,
-    // and a factor of 0 from a maximum of -inf.
-    if (__any_sync(kAllLanes, has_grown)) {
+  }
+
+  // The largest logit of a tile in column c of this lane's pair.
+  template <int kUsed>
+  __device__ static float column_max(const float (&s)[kSubTiles][kUsed][4], int h, int c) {
+    float largest = fmaxf(s[0][h][c], s[0][h][c + 2]);
 #pragma unroll
-      for (int d = 0; d < kHeadDim / 16; ++d) {
+    for (int t = 1; t < kSubTiles; ++t) largest = fmaxf(largest, fmaxf(s[t][h][c], s[t][h][c + 2]));
 #pragma unroll
-        for (int h = 0; h < kUsed; ++h) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) o[d][h][i] *= rescale[h][i % 2];
-        }
-      }
-    }
+    for (int step = 4; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+    return largest;
+  }
+
+  // Adds a tile's values to the sums, by its weights.
+  template <int kUsed>
+  __device__ void add_values(const float (&weights)[kSubTiles][kUsed][4], uint32_t stage, int lane) {
+    const uint32_t first = stage + Tile::kMatrixBytes + Tile::offset((lane & 7) + (lane >> 4) * 8, lane >> 3 & 1);
 #pragma unroll
     for (int t = 0; t < kSubTiles; ++t) {
       uint32_t p[kUsed][2];  // P^T, [token, head] fragments
 #pragma unroll
       for (int h = 0; h < kUsed; ++h) {
-        p[h][0] = transpose_8x8(pack_2<T>(s[t][h][0], s[t][h][1]));
-        p[h][1] = transpose_8x8(pack_2<T>(s[t][h][2], s[t][h][3]));
+        p[h][0] = transpose_8x8(pack_2<T>(weights[t][h][0], weights[t][h][1]));
+        p[h][1] = transpose_8x8(pack_2<T>(weights[t][h][2], weights[t][h][3]));
       }
 #pragma unroll
       for (int d = 0; d < kHeadDim / 16; ++d) {
         uint32_t v[4];
-        const int row = t * 16 + (lane & 7) + (lane >> 4) * 8;
-        ldmatrix_x4_trans(v, stage + Tile::kMatrixBytes + Tile::offset(row, 2 * d + (lane >> 3 & 1)));
+        ldmatrix_x4_trans(v, Tile::pair_place(first, d) + t * 16 * Tile::kRowBytes);
 #pragma unroll
         for (int h = 0; h < kUsed; ++h) mma_16x8x16<T>(o[d][h], v, p[h]);
       }

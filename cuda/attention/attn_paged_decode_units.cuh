@@ -128,6 +128,10 @@ __device__ RowTarget row_target(const PagedDecodeArgs& args, const Unit& unit, i
 
 constexpr int kMaxSpreadSplits = 32;  // of the batch: a lane of the merge kernel for each
 
+// Measured: at head_dim 128 a warp alone on its multiprocessor loses more than the shorter wait for memory gives.
+template <int kHeadDim>
+constexpr bool kCanSpread = kHeadDim <= 64;
+
 // Thread blocks that each unit is spread over, its warps shared among them: 1, 2 or 4. Small batches leave multiprocessors
 // idle otherwise. n_blocks: of the main kernel's grid; 0 where it never spreads.
 __device__ inline int spread_of(const PagedDecodeArgs& args, int n_splits, int n_head_tiles, int n_blocks) {

@@ -86,6 +86,7 @@ struct PagedDecodeArgs {
   int stack_len;                      // 1 without a plan
   int max_units;
   bool is_plan_settled;
+  bool is_read_once;                  // else several requests may read the same slots on their own
   float scale_log2;                   // sm_scale * log2(e); with a cap: sm_scale / soft_cap
   float cap_log2;                     // soft_cap * log2(e); 0 without a cap
 };
