@@ -55,28 +55,35 @@ PEERS: dict[tuple[int, int], tuple[float, float, float]] = {
 
 
 # What was tried, and what keeps a row from its target. Written under the table's conditions.
-NOTES = """Beside the kernel before it, in one run and to the same bits (us): llama8b 1 x 1024 11.8
-to 9.9, 8 x 1024 17.3 to 14.6, 64 x 8192 554 to 503, skewed 156 to 131; qwen0.6b 1 x 8192 15.3 to
-13.8, 256 x 1024 267 to 252, a mixed batch 237 to 219; smol 256 x 8192 444 to 393. What did it:
+NOTES = """Beside the kernel before it, in one run and to the same bits (us): llama8b 1 x 1024 10.7
+to 9.4, 4 x 512 10.2 to 8.9, 8 x 1024 15.1 to 13.7, 64 x 8192 495.8 to 494.5, `unstacked` 455 to
+353; qwen0.6b 1 x 1024 10.4 to 8.9; smol 1 x 1024 6.1 to 4.7, 8 x 1024 8.2 to 6.8. What did it: a
+short sequence's warps wait for their own instructions, of which the kernel for llama8b had 3992 and
+has 2664: a copy's address is one multiplication and addition, a fragment's one operation, the
+policy of the L2 cache a constant. At head_dim 64, where few units are spread over more thread
+blocks, a warp attends two tiles at once.
+
+Keys and values leave the L2 cache first only where a plan says what is shared, or for a request
+alone: requests that share slots without a plan find them there. Requests that share none and have
+no plan are slower for it (llama8b 64 x 1024 69.9 to 76.0, 64 x 4096 254 to 286); in the engine a
+batch has a plan.
+
+What the kernel before gained in its turn (llama8b 64 x 8192 554 to 503, a mixed batch 237 to 219):
 units after a thread block's first two are taken by a counter, as some multiprocessors read a
-quarter slower than others; keys and values leave the L2 cache first; the merge and the kernel ahead
-ask for the same division of memory as the main kernel, without which single blocks of it began when
-the others had ended; short pairs merge by a warp, long ones by a block; the kernel behind a small
-merge may start before it.
+quarter slower than others; the merge and the kernel ahead ask for the same division of memory as
+the main kernel, without which single blocks of it began when the others had ended; short pairs
+merge by a warp, long ones by a block; the kernel behind a small merge may start before it.
 
-Tried without a gain: a merge by the last thread block of a request inside the main kernel (by 13
-to 60 %: its fence waits for the copies in flight); the whole of a unit fetched to L2 ahead of the
-wait; values read ahead of the softmax; last splits in the order of their lengths; hints for 128 or
-256 bytes a fetch; two blocks of three stages (the same), one of six (a fifth slower). Leaving the
-products out showed what they cost the kernel before: 3.8 us of one sequence of 1024 tokens, whose
-warps have eight tiles each to go through, 10 us of a mixed batch. Leaving the merge out: 2.6 and
-6.5 us.
+Tried without a gain: units of head_dim 128 spread over more thread blocks, also with two tiles at
+once (8 x 1024 14.7 to 17.2); three or four tiles at once (smol 1 x 1024 5.5, two 4.9); a merge by
+the last thread block of a request inside the main kernel (by 13 to 60 %: its fence waits for the
+copies in flight); the whole of a unit fetched to L2 ahead of the wait; values read ahead of the
+softmax; last splits in the order of their lengths; hints for 128 or 256 bytes a fetch; two blocks
+of three stages (the same), one of six (a fifth slower).
 
-Slower: `unstacked`, 64 requests that read the same slots without a plan, from 330 us to 452 in
-llama8b: what one of them has read leaves the L2 cache before another asks for it. In the engine
-a batch has a plan; only with a window it has none. Not reached: llama8b 1 x 1024 in 8 us. Rows
-of more than 5 GB were left out, for want of time on the card. The read bandwidth here is that of
-torch's sum; the peers' run names 4662 GB/s as its card's."""
+Not reached: llama8b 1 x 1024 in 8 us. Rows of more than 5 GB were left out, for want of time on the
+card. The read bandwidth here is that of torch's sum; the peers' run names 4662 GB/s as its
+card's."""
 
 
 class Inputs(NamedTuple):
