@@ -25,14 +25,15 @@ from astrai.models.checkpoint import open_gguf
 from astrai.models.default_model import fetch_default_model
 from astrai.sampling import SampledRows
 from astrai.server import ServerSettings, create_app, runner
+from astrai.server.connection import TransportProtocol
 
 CONTEXT = 300_000  # holds a prompt of 1 MB
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """pace_s: time from step to step, 0 for none. times_layers: count what JSON with framing and
-    the socket take, which costs something itself. max_batch_size: rows of the pool."""
+    """pace_s: time from step to step, 0 for none. times_layers: count what the layers of
+    `Layers` take, which costs something itself. max_batch_size: rows of the pool."""
 
     pace_s: float = 0.0
     times_layers: bool = False
@@ -101,7 +102,9 @@ def serve(pipe: Connection, first_token_ns: Any, conditions: Conditions) -> None
     layers = Layers() if conditions.times_layers else None
     listener = runner.bind("127.0.0.1", 0)
     settings = ServerSettings(max_batch_size=n_rows, max_body_bytes=16 * 1024 * 1024)
-    options = uvicorn.Config(create_app(engine, settings), log_level="error", access_log=False)
+    options = uvicorn.Config(
+        create_app(engine, settings), log_level="error", access_log=False, http=TransportProtocol
+    )
     server = uvicorn.Server(options)
     runner.quiet_collector()
     uvloop.run(_serve_until_told(server, listener, pipe, layers))
@@ -126,31 +129,36 @@ def _stop(server: uvicorn.Server) -> None:
 
 
 class Layers:
-    """CPU seconds of the loop's thread in two layers: text to frames, and frames to the socket."""
+    """CPU seconds of the loop's thread in three layers: text to frames, frames through the
+    application's layers, and the steps' frames to their sockets around those."""
 
     def __init__(self) -> None:
         from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+        from astrai.server.completions import CompletionResponseBuilder
+        from astrai.server.connection import StepWriter
         from astrai.server.openai_chat import OpenAIResponseBuilder
 
-        self.seconds = {"json_and_framing": 0.0, "http_and_socket": 0.0}
-        OpenAIResponseBuilder.format_chunk = self._timed(  # type: ignore[method-assign]
-            "json_and_framing", OpenAIResponseBuilder.format_chunk
-        )
+        self.seconds = {"formatting": 0.0, "layers": 0.0, "sending": 0.0}
+        self._time("formatting", OpenAIResponseBuilder, "format_chunk")
+        self._time("formatting", CompletionResponseBuilder, "format_chunk")
+        self._time("sending", StepWriter, "flush")
         send = RequestResponseCycle.send
 
         async def timed_send(cycle: Any, message: Any) -> None:
             begin = time.thread_time()
             await send(cycle, message)
-            self.seconds["http_and_socket"] += time.thread_time() - begin
+            self.seconds["layers"] += time.thread_time() - begin
 
-        RequestResponseCycle.send = timed_send  # type: ignore[method-assign]
+        RequestResponseCycle.send = timed_send  # type: ignore[method-assign,assignment]
 
-    def _timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def _time(self, layer: str, owner: type, name: str) -> None:
+        work: Callable[..., Any] = getattr(owner, name)
+
         def timed(*args: Any) -> Any:
             begin = time.thread_time()
             result = work(*args)
-            self.seconds[name] += time.thread_time() - begin
+            self.seconds[layer] += time.thread_time() - begin
             return result
 
-        return timed
+        setattr(owner, name, timed)

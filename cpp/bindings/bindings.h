@@ -12,6 +12,7 @@ void bind_batch_plan(pybind11::module_& m);
 void bind_cpu_ops(pybind11::module_& m);  // linear layers and the rest of a decode step on the CPU
 void bind_dequantize(pybind11::module_& m);  // rows of GGUF files
 void bind_fused_ops(pybind11::module_& m);  // norms, activations, embedding, rotary_store_kv on a GPU
+void bind_http_chunks(pybind11::module_& m);
 void bind_moe_ops(pybind11::module_& m);  // a mixture of experts on a GPU
 void bind_ops(pybind11::module_& m);  // what was built, rotary_emb, store_kv
 void bind_page_pool(pybind11::module_& m);

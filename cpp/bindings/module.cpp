@@ -25,4 +25,5 @@ PYBIND11_MODULE(_C, m) {
   astrai::bindings::bind_moe_ops(m);
   astrai::bindings::bind_sampling_ops(m);
   astrai::bindings::bind_token_text(m);
+  astrai::bindings::bind_http_chunks(m);
 }

@@ -81,6 +81,9 @@ class TextStreams(metaclass=_Pybind11Type):
     @property
     def n_open(self) -> int: ...
 
+# ---- http_chunks.h
+def send_http_chunks(fds: list[int], payloads: list[bytes]) -> list[tuple[int, bytes]]: ...
+
 # ---- allocator.h, req_to_token_pool.h
 @final
 class Int32Array(Buffer):

@@ -22,7 +22,7 @@ from astrai.engine.inspection import Inspection
 from astrai.engine.memory_ledger import MemoryLedger, NotEnoughMemoryError
 from astrai.engine.request import GenerationRequest, TokenEvent
 from astrai.engine.result import STOP, GenerateResult
-from astrai.engine.router import AsyncEventRouter
+from astrai.engine.router import AsyncEventRouter, TakeEvent
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.engine.scheduling_state import SchedulingState
 
@@ -47,5 +47,6 @@ __all__ = [
     "QueueFullError",
     "RequestError",
     "SchedulingState",
+    "TakeEvent",
     "TokenEvent",
 ]

@@ -54,6 +54,11 @@ class Answer:
         self.news: list[tuple[AnswerEvent, AnswerBlock]] = []
 
     @property
+    def is_text_alone(self) -> bool:
+        """Is it without reasoning and calls, whatever follows?"""
+        return self._splitter is None
+
+    @property
     def text(self) -> str:
         return "".join(block.text for block in self.blocks if block.kind == "text")
 

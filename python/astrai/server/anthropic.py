@@ -80,6 +80,9 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
             if not (self._hides_thinking and block.kind == "reasoning")
         )
 
+    def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
+        return self._blocks.text_frame if choice.answer.is_text_alone else None
+
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         choice = choices[0]
         delta = {"stop_reason": _stop_reason(choice), "stop_sequence": choice.stop_string}
@@ -108,7 +111,7 @@ class _BlockFrames:
     def __init__(self) -> None:
         self._n_begun = 0
         self._open: AnswerBlock | None = None
-        self._text_frame: TextFrame | None = None  # of the open block
+        self.text_frame: TextFrame | None = None  # of the open block
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
         """The frames of one event of `block`, which ends the block before it."""
@@ -116,10 +119,10 @@ class _BlockFrames:
         if block is not self._open and not isinstance(event, CallEnd):
             frames = self._close() + self._begin(block)
         if isinstance(event, TextPiece):
-            if self._text_frame is None:
+            if self.text_frame is None:
                 delta = {"type": "text_delta", "text": TextFrame.SLOT}
-                self._text_frame = TextFrame(self._delta(delta))
-            return frames + self._text_frame.fill(event.text)
+                self.text_frame = TextFrame(self._delta(delta))
+            return frames + self.text_frame.fill(event.text)
         if isinstance(event, ReasoningPiece):
             return frames + self._delta({"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, CallArguments):
@@ -134,7 +137,7 @@ class _BlockFrames:
         return frames + self._close()
 
     def _begin(self, block: AnswerBlock) -> bytes:
-        self._open, self._text_frame = block, None
+        self._open, self.text_frame = block, None
         self._n_begun += 1
         empty = replace(block, text="")
         start = {

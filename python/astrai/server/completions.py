@@ -24,7 +24,7 @@ from astrai.server.openai_common import (
     usage_of,
 )
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
-from astrai.server.sse import DONE, frame
+from astrai.server.sse import DONE, TextFrame, frame
 from astrai.server.structured_output import openai_grammar
 from astrai.server.text_link import TextLink
 
@@ -85,11 +85,16 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
             return self._chunk(ctx, choice, event)
         return b""
 
+    def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
+        if self._request.logprobs is not None or ctx.wants_ids:
+            return None
+        shaped = {**_empty(choice.index), "text": TextFrame.SLOT}
+        return TextFrame(frame({**_head(ctx), "choices": [shaped]}))
+
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         options = self._request.stream_options
         wanted = options.include_usage if options is not None else None
-        empty = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
-        return usage_frame(_head(ctx), empty, usage_of(choices, ctx.n), wanted) + DONE
+        return usage_frame(_head(ctx), _empty(0), usage_of(choices, ctx.n), wanted) + DONE
 
     def format_stream_error(self, error: ApiError) -> bytes:
         return error_frames(error)
@@ -104,7 +109,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
     def _choice(self, choice: Choice, ctx: ResponseContext) -> dict[str, Any]:
         shaped: dict[str, Any] = {
             "index": choice.index,
-            "text": self._echo_of(choice, ctx) + choice.text,
+            "text": self._echo_of(choice, ctx) + choice.answer.text,
             "logprobs": self._logprobs(choice, choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
@@ -175,6 +180,11 @@ def _head(ctx: ResponseContext) -> dict[str, Any]:
         "created": ctx.created,
         "model": ctx.model,
     }
+
+
+def _empty(index: int) -> dict[str, Any]:
+    """A choice of a chunk without news."""
+    return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
 
 
 def _check_support(request: CompletionRequest) -> None:

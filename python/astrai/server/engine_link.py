@@ -13,9 +13,11 @@ from astrai.engine import (
     GenerationRequest,
     HistogramSnapshot,
     InferenceEngine,
+    TakeEvent,
     TokenEvent,
 )
 from astrai.engine import errors as engine_errors
+from astrai.server.connection import StepWriter
 from astrai.server.errors import ApiError
 from astrai.server.fields import GenerationModel
 from astrai.server.inspector_feed import InspectorFeed
@@ -49,7 +51,9 @@ class EngineLink(TextLink):
             settings,
         )
         self.engine = engine
-        self._router = AsyncEventRouter(engine.client, asyncio.get_running_loop())
+        self.step_writer = StepWriter()
+        loop = asyncio.get_running_loop()
+        self._router = AsyncEventRouter(engine.client, loop, self.step_writer.flush)
         self.inspector = InspectorFeed(engine.client)
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
         self._grammar_threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "astrai-grammar-wait")
@@ -115,15 +119,18 @@ class EngineLink(TextLink):
             raise _too_late() from None
 
     async def generate(
-        self, requests: list[GenerationRequest], deadline_at: float | None = None
+        self,
+        requests: list[GenerationRequest],
+        deadline_at: float | None = None,
+        take: TakeEvent | None = None,
     ) -> EventBatches:
         """Submit all requests and yield their events in batches; closing it cancels what is not
-        finished, and so does the deadline.
+        finished, and so does the deadline. take: see `AsyncEventRouter.stream_all`.
 
         Raises ApiError from its first batch on; nothing is left running then.
         """
         try:
-            async with aclosing(self._router.stream_all(requests, deadline_at)) as batches:
+            async with aclosing(self._router.stream_all(requests, deadline_at, take)) as batches:
                 async for batch in batches:
                     yield batch
         except engine_errors.RequestError as error:

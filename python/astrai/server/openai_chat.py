@@ -105,7 +105,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
         news = choice.answer.news
         if len(news) == 1 and isinstance(news[0][0], TextPiece) and self._is_plain(ctx, event):
-            return self._text_frame(ctx, choice).fill(news[0][0].text)
+            return self._frame_of_text(ctx, choice).fill(news[0][0].text)
         deltas = [delta for piece in choice.answer.news if (delta := _delta(*piece)) is not None]
         has_tokens = (self._request.logprobs or ctx.wants_ids) and event.token_ids
         if has_tokens and not deltas:
@@ -122,7 +122,11 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         """Is the text all that this event's chunk tells?"""
         return event.finish_reason is None and event.logprobs is None and not ctx.wants_ids
 
-    def _text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame:
+    def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
+        tells_more = not choice.answer.is_text_alone or self._request.logprobs or ctx.wants_ids
+        return None if tells_more else self._frame_of_text(ctx, choice)
+
+    def _frame_of_text(self, ctx: ResponseContext, choice: Choice) -> TextFrame:
         found = self._text_frames.get(choice.index)
         if found is None:
             example = self._chunk(ctx, choice, {"content": TextFrame.SLOT}, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -20,11 +20,13 @@ from astrai.sampling import SamplingParams, TokenLogprob
 from astrai.server.access_log import access_record
 from astrai.server.answer import Answer
 from astrai.server.body import read_model
+from astrai.server.connection import StreamSocket, stream_socket
 from astrai.server.disconnect import ClientGone, DisconnectWatch
-from astrai.server.engine_link import EngineLink, EventBatches
+from astrai.server.engine_link import EngineLink
 from astrai.server.errors import ApiError, not_loaded
 from astrai.server.fields import GenerationModel
-from astrai.server.sse import encode_json
+from astrai.server.sse import TextFrame, encode_json
+from astrai.server.streamed_answer import StreamedAnswer, raise_fault
 from astrai.server.streaming import EventStream
 from astrai.server.text_link import TextLink
 from astrai.structured import Grammar
@@ -69,7 +71,6 @@ class Choice:
     index: int
     prompt_ids: list[int]
     answer: Answer = field(default_factory=Answer)
-    text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     n_placed: int = 0  # of the logprobs, those that a block of text has
@@ -86,7 +87,6 @@ class Choice:
         return self.n_cached if self.n_cached >= MIN_REPORTED_HIT else 0
 
     def add(self, event: TokenEvent) -> None:
-        self.text += event.text
         self.answer.add(event.text, is_end=event.finish_reason is not None)
         self.token_ids.extend(event.token_ids)
         if event.logprobs:
@@ -133,6 +133,12 @@ class ResponseBuilder(ABC, Generic[RequestT]):
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
         """News of one choice, its end included; `choice` already holds the event."""
 
+    def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
+        """What `format_chunk` gives for each further event but the last one, where that depends on
+        the event's text alone and no later method needs it: of such events `choice` gets nothing
+        but the count. None where it does not, or not yet."""
+        return None
+
     @abstractmethod
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         """What comes after the last choice's end."""
@@ -155,12 +161,15 @@ class ProtocolHandler(Generic[RequestT]):
         engine: EngineLink,
         builder: ResponseBuilder[RequestT],
         age_s: float = 0.0,
+        socket: StreamSocket | None = None,
     ) -> None:
-        """age_s: how long ago the request arrived, which counts against its deadline."""
+        """age_s: how long ago the request arrived, which counts against its deadline. socket: of
+        the client, where a stream may write to it."""
         self.choices: list[Choice] = []  # as far as they have come
         self._request = request
         self._engine = engine
         self._builder = builder
+        self._socket = socket
         self._deadline_at = engine.deadline_at(request.deadline_ms, age_s)
 
     async def handle(self, watch: DisconnectWatch) -> Response:
@@ -171,10 +180,9 @@ class ProtocolHandler(Generic[RequestT]):
         engine = self._engine
         ctx, choices, requests = await engine.before(self._deadline_at, self._prepare())
         self.choices = choices
-        batches = engine.generate(requests, self._deadline_at)
         if ctx.stream:
-            return await self._handle_stream(batches, ctx, choices, watch)
-        return await self._handle_non_stream(batches, ctx, choices)
+            return await self._handle_stream(requests, ctx, choices, watch)
+        return await self._handle_non_stream(requests, ctx, choices)
 
     async def _prepare(self) -> tuple[ResponseContext, list[Choice], list[GenerationRequest]]:
         """Everything that the engine needs, a compiled grammar included."""
@@ -211,12 +219,13 @@ class ProtocolHandler(Generic[RequestT]):
         return choices, requests
 
     async def _handle_non_stream(
-        self, batches: EventBatches, ctx: ResponseContext, choices: list[Choice]
+        self, requests: list[GenerationRequest], ctx: ResponseContext, choices: list[Choice]
     ) -> Response:
+        batches = self._engine.generate(requests, self._deadline_at)
         try:
             async for batch in batches:
                 for idx, event in batch:
-                    _raise_fault(event)
+                    raise_fault(event)
                     choices[idx].add(event)
         finally:
             await batches.aclose()
@@ -225,57 +234,23 @@ class ProtocolHandler(Generic[RequestT]):
 
     async def _handle_stream(
         self,
-        batches: EventBatches,
+        requests: list[GenerationRequest],
         ctx: ResponseContext,
         choices: list[Choice],
         watch: DisconnectWatch,
     ) -> Response:
+        answer = StreamedAnswer(self._builder, ctx, choices, self._socket)
+        batches = self._engine.generate(requests, self._deadline_at, answer.take)
         # The first batch tells whether the requests were accepted, so that a refusal is a status
         # code, and how much of the prompt was cached, which message_start reports.
         try:
             first = await anext(batches)
             for _, event in first:
-                _raise_fault(event)
+                raise_fault(event)
         except BaseException:
             await batches.aclose()
             raise
-        return EventStream(self._frames(first, batches, ctx, choices), watch)
-
-    async def _frames(
-        self,
-        first: list[tuple[int, TokenEvent]],
-        batches: EventBatches,
-        ctx: ResponseContext,
-        choices: list[Choice],
-    ) -> AsyncGenerator[bytes, None]:
-        builder = self._builder
-        try:
-            for idx, event in first:
-                choices[idx].n_prompt, choices[idx].n_cached = event.n_prompt, event.n_cached
-            written = builder.format_stream_start(ctx, choices)
-            written += self._format_batch(first, ctx, choices)
-            yield written
-            async for batch in batches:
-                if frames := self._format_batch(batch, ctx, choices):
-                    yield frames
-            yield builder.format_stream_end(ctx, choices)
-        except ApiError as error:
-            yield builder.format_stream_error(error)
-        except Exception:
-            log.exception("stream %s broke", ctx.response_id)
-            yield builder.format_stream_error(ApiError(500, "internal server error"))
-        finally:
-            await batches.aclose()
-
-    def _format_batch(
-        self, batch: list[tuple[int, TokenEvent]], ctx: ResponseContext, choices: list[Choice]
-    ) -> bytes:
-        frames = []
-        for idx, event in batch:
-            _raise_fault(event)
-            choices[idx].add(event)
-            frames.append(self._builder.format_chunk(ctx, choices[idx], event))
-        return b"".join(frames)
+        return EventStream(answer.frames(first, batches), watch, self._socket is not None)
 
 
 async def serve_protocol(
@@ -286,7 +261,8 @@ async def serve_protocol(
     engine = require_engine(request)
     watch = DisconnectWatch(request.receive)
     record = access_record(request)
-    handler = ProtocolHandler(engine.fill_in(body), engine, builder, record.seconds())
+    socket = stream_socket(request.scope, engine.step_writer)
+    handler = ProtocolHandler(engine.fill_in(body), engine, builder, record.seconds(), socket)
     streaming = False
     try:
         response = await handler.handle(watch)
@@ -306,11 +282,3 @@ def require_engine(request: Request) -> EngineLink:
     if link is None:
         raise not_loaded()
     return link
-
-
-def _raise_fault(event: TokenEvent) -> None:
-    """Turn an end that is not the model's own into an error."""
-    if event.finish_reason == "error":
-        raise ApiError(500, event.error or "the generation failed", code="generation_failed")
-    if event.finish_reason == "cancelled":
-        raise ApiError(503, "the request was cancelled by the server", code="cancelled")

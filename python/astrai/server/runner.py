@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from astrai.engine import InferenceEngine
+from astrai.server.connection import TransportProtocol
 from astrai.server.settings import ServerSettings
 
 log = logging.getLogger("astrai.server")
@@ -108,6 +109,7 @@ def run(
         log_config=None,
         access_log=False,
         server_header=False,
+        http=TransportProtocol,
         lifespan="on",
         ws="none",
         backlog=_BACKLOG,

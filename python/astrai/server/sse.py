@@ -30,11 +30,6 @@ def encode_json(payload: Any) -> bytes:
     return encoded
 
 
-def encode_text(text: str) -> bytes:
-    """As encode_json; most pieces of a stream are ASCII, which holds no separator."""
-    return orjson.dumps(text) if text.isascii() else encode_json(text)
-
-
 def frame(payload: Any) -> bytes:
     """An unnamed event (OpenAI)."""
     return b"data: " + encode_json(payload) + b"\n\n"
@@ -56,4 +51,6 @@ class TextFrame:
         self._before, _, self._after = example.rpartition(encode_json(self.SLOT))
 
     def fill(self, text: str) -> bytes:
-        return self._before + encode_text(text) + self._after
+        # Most pieces are ASCII, which holds no separator.
+        encoded = orjson.dumps(text) if text.isascii() else encode_json(text)
+        return self._before + encoded + self._after

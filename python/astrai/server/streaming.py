@@ -20,13 +20,22 @@ class EventStream(Response):
     media_type = "text/event-stream"
     charset = "utf-8"
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], watch: DisconnectWatch) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        watch: DisconnectWatch,
+        is_chunked: bool = False,
+    ) -> None:
+        """is_chunked: the HTTP server has to send the body in chunks, as others do too."""
         self._frames = frames
         self._watch = watch
         self.status_code = 200
         self.background = None
         # x-accel-buffering: nginx would hold frames back to fill its buffer.
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        if is_chunked:
+            headers["transfer-encoding"] = "chunked"
+        self.init_headers(headers)
 
     def init_headers(self, headers: dict[str, str] | None = None) -> None:  # type: ignore[override]
         # Response would set content-length from a body; a stream has none.

@@ -18,6 +18,7 @@ from live_server import Live
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astrai.server import ServerSettings, create_app
+from astrai.server.connection import TransportProtocol
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +40,9 @@ def start_server() -> Iterator[Callable[..., Live]]:
             response_id_prefix,
         )
         served = _behind(app, proxy_path) if proxy_path else app
-        config = uvicorn.Config(served, log_level="warning", lifespan="on", ws="none")
+        config = uvicorn.Config(
+            served, log_level="warning", lifespan="on", ws="none", http=TransportProtocol
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()

@@ -1,0 +1,71 @@
+"""The way from a stream's frames to its socket that leads around the application's layers.
+
+A decode step gives every stream one event. Through the layers each of them is a system call under
+the interpreter's lock, which the scheduler's thread waits for. Here the frames of a step are sent
+by one call without the lock, as long as the client keeps up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from astrai import _C
+
+_EXTENSION = "astrai.transport"
+
+
+class TransportProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which also tells the application the transport of a request."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {_EXTENSION: {"transport": self.transport}}
+
+
+class StreamSocket:
+    """The socket of one answer whose head is sent and whose body is chunked."""
+
+    __slots__ = ("_writer", "fd", "transport")
+
+    def __init__(self, transport: asyncio.WriteTransport, writer: StepWriter) -> None:
+        self.transport = transport
+        self.fd: int = transport.get_extra_info("socket").fileno()
+        self._writer = writer
+
+    def is_clear(self) -> bool:
+        """Has everything before left the process? If not, the transport has to keep the order."""
+        return not self.transport.get_write_buffer_size() and not self.transport.is_closing()
+
+    def send(self, frames: bytes) -> None:
+        """Have frames sent by the writer's next flush, on the same turn of the loop as is_clear."""
+        self._writer.waiting.append((self, frames))
+
+
+class StepWriter:
+    """Sends the frames of a step together. For one event loop.
+
+    waiting: what the next flush sends, in order."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[StreamSocket, bytes]] = []
+
+    def flush(self) -> None:
+        """Send what waits, each as one HTTP chunk; the transports write what does not fit."""
+        if not self.waiting:
+            return
+        fds = [stream.fd for stream, _ in self.waiting]
+        for idx, rest in _C.send_http_chunks(fds, [frames for _, frames in self.waiting]):
+            self.waiting[idx][0].transport.write(rest)
+        self.waiting.clear()
+
+
+def stream_socket(scope: Scope, writer: StepWriter) -> StreamSocket | None:
+    """The socket of a request; None where its bytes are not plain HTTP/1.1, or another server than
+    `runner`'s runs the application."""
+    told = scope.get("extensions", {}).get(_EXTENSION)
+    if told is None or scope["http_version"] != "1.1" or scope["scheme"] != "http":
+        return None
+    return StreamSocket(told["transport"], writer)

@@ -1,0 +1,207 @@
+"""Frames that go to their sockets around the application's layers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from live_server import Live
+
+from astrai import _C
+from astrai.server import connection
+from astrai.server.connection import StepWriter, StreamSocket, stream_socket
+from astrai.server.openai_chat import OpenAIResponseBuilder
+from astrai.server.sse import TextFrame
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 60}
+BODIES = {
+    "/v1/chat/completions": {**CHAT, "n": 2},
+    "/v1/completions": {"prompt": ["Hello", "Good day"], "max_tokens": 60},
+    "/v1/messages": CHAT,
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 60},
+}
+
+
+class Sends:
+    """Counts the payloads that are sent around the layers."""
+
+    def __init__(self) -> None:
+        self.n_payloads = 0
+
+    def __call__(self, fds: list[int], payloads: list[bytes]) -> list[tuple[int, bytes]]:
+        self.n_payloads += len(payloads)
+        return _C.send_http_chunks(fds, payloads)
+
+
+@pytest.fixture
+def sends(monkeypatch: pytest.MonkeyPatch) -> Sends:
+    counter = Sends()
+    monkeypatch.setattr(connection, "_C", type("Core", (), {"send_http_chunks": counter}))
+    return counter
+
+
+def whole_text(stream: str) -> dict[str, str]:
+    """The text of each choice of a stream, of whatever protocol."""
+    texts: dict[str, str] = {}
+    for line in re.findall(r"^data: (\{.*)$", stream, re.M):
+        event = json.loads(line)
+        delta = event.get("delta")
+        if isinstance(delta, dict):
+            delta = delta.get("text")
+        if isinstance(delta, str):
+            texts["0"] = texts.get("0", "") + delta
+        for choice in event.get("choices", ()):
+            piece = choice["text"] if "text" in choice else choice["delta"].get("content")
+            texts[str(choice["index"])] = texts.get(str(choice["index"]), "") + (piece or "")
+    return texts
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_events_go_to_the_socket_and_both_ways_make_one_text(
+    live: Live, sends: Sends, path: str
+) -> None:
+    live.script.delay_s = 0.002
+    live.script.text = 'Tab\t, "quotes", \u00e9\u2028\U0001f98a\n' * 9
+    texts = whole_text(live.stream(path, BODIES[path]))
+    n_choices = 2 if path.endswith("completions") else 1
+    expected = live.script.text.encode()[:60].decode(errors="ignore")
+    assert texts == {str(i): expected for i in range(n_choices)}
+    assert sends.n_payloads > 20 * n_choices
+
+
+@pytest.mark.parametrize("more", [{"logprobs": True}, {"return_token_ids": True}], ids=str)
+def test_what_events_tell_beside_text_is_kept(
+    live: Live, sends: Sends, more: dict[str, Any]
+) -> None:
+    live.script.delay_s = 0.002
+    events = re.findall(r"^data: (\{.*)$", live.stream("/v1/chat/completions", CHAT | more), re.M)
+    chunks = [c for event in events for c in json.loads(event)["choices"]]
+    if "logprobs" in more:
+        entries = [e for c in chunks if c.get("logprobs") for e in c["logprobs"]["content"]]
+        assert "".join(entry["token"] for entry in entries) == live.script.text[:60]
+    else:
+        assert sum(len(chunk.get("token_ids", ())) for chunk in chunks) == 60
+    assert sends.n_payloads > 20
+
+
+def test_a_stream_that_breaks_ends_with_an_error_and_no_other_does(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(TextFrame):
+        def fill(self, text: str) -> bytes:
+            raise ValueError("broken")
+
+    frame = Broken(b'"\xee\x80\x80"')
+    live.script.delay_s = 0.002
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenAIResponseBuilder, "text_frame", lambda *_: frame)
+        stream = live.stream("/v1/chat/completions", CHAT)
+    assert "internal server error" in stream and stream.endswith("data: [DONE]\n\n")
+    live.wait_idle()
+    assert whole_text(live.stream("/v1/chat/completions", CHAT))["0"] == live.script.text[:60]
+
+
+def test_a_client_of_http_1_0_is_served_through_the_layers(live: Live, sends: Sends) -> None:
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n"
+    url = urlsplit(live.url)
+    answer = b""
+    with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+        client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        while part := client.recv(65536):
+            answer += part
+    assert b"data: [DONE]\n\n" in answer
+    assert sends.n_payloads == 0
+
+
+def test_keep_alive_connections_serve_one_stream_after_another(live: Live, sends: Sends) -> None:
+    live.script.delay_s = 0.002
+    streams = [live.stream("/v1/completions", {"prompt": "a", "max_tokens": 9}) for _ in range(3)]
+    assert {whole_text(stream)["0"] for stream in streams} == {live.script.text[:9]}
+    assert sends.n_payloads > 9
+
+
+def test_a_server_that_tells_no_transport_is_written_to_through_the_layers() -> None:
+    scope = {"type": "http", "http_version": "1.1", "scheme": "http"}
+    assert stream_socket(scope, StepWriter()) is None
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[asyncio.WriteTransport, socket.socket]]:
+    """A transport whose socket holds little, and the client's end."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+    try:
+        yield transport, theirs
+    finally:
+        transport.close()
+        theirs.close()
+
+
+def socket_of(transport: asyncio.WriteTransport, writer: StepWriter, **scope: Any) -> Any:
+    told = {"astrai.transport": {"transport": transport}}
+    whole = {"http_version": "1.1", "scheme": "http", "extensions": told, **scope}
+    return stream_socket(whole, writer)
+
+
+def test_a_slow_client_gets_all_in_order_through_the_transport() -> None:
+    async def main() -> None:
+        writer = StepWriter()
+        async with connected() as (transport, client):
+            stream: StreamSocket = socket_of(transport, writer)
+            n_sent = 0
+            while stream.is_clear():
+                for _ in range(3):
+                    stream.send(b"%06d" % n_sent * 100)
+                    n_sent += 1
+                writer.flush()
+            expected = b"".join(b"258\r\n%b\r\n" % (b"%06d" % i * 100) for i in range(n_sent))
+            received = b""
+            while len(received) < len(expected):
+                received += await asyncio.get_running_loop().sock_recv(client, 65536)
+            assert received == expected
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert stream.is_clear()
+
+    asyncio.run(main())
+
+
+def test_a_closed_connection_is_not_clear_and_a_broken_one_is_noticed_by_the_transport() -> None:
+    async def main() -> None:
+        writer = StepWriter()
+        async with connected() as (transport, client):
+            stream: StreamSocket = socket_of(transport, writer)
+            client.close()
+            stream.send(b"lost")
+            writer.flush()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert transport.is_closing() and not stream.is_clear()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("scope", [{"http_version": "1.0"}, {"scheme": "https"}], ids=str)
+def test_only_plain_http_1_1_has_a_stream_socket(scope: dict[str, str]) -> None:
+    async def main() -> None:
+        async with connected() as (transport, _):
+            assert socket_of(transport, StepWriter()) is not None
+            assert socket_of(transport, StepWriter(), **scope) is None
+
+    asyncio.run(main())
+
+
+def test_the_core_refuses_lists_that_do_not_match() -> None:
+    with pytest.raises(ValueError, match="1 fds for 0 payloads"):
+        _C.send_http_chunks([0], [])
