@@ -16,6 +16,9 @@ KernelInstances compiled_instances() {
                              "skinny_linear"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // rows of any length
   }
+#ifdef ASTRAI_HAS_SM90A
+  instances["narrow_linear"] = {{"bfloat16", 0}, {"float16", 0}};
+#endif
   for (const char* kernel : {"moe_combine", "moe_down", "moe_gate_up", "moe_route", "moe_sort"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}};  // of the rows; any number of columns
   }

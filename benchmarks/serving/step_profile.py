@@ -20,7 +20,7 @@ KINDS = (  # the first that fits
     ("attention", re.compile(r"paged_decode|paged_prefill|merge_kernel")),
     (
         "products",
-        re.compile(r"gemm|nvjet|skinny_linear|cutlass|xmma|splitK|gemv|cublas", re.IGNORECASE),
+        re.compile(r"gemm|nvjet|[wy]_linear|cutlass|xmma|splitK|gemv|cublas", re.IGNORECASE),
     ),
     ("sampling", re.compile(r"sampl|scan_kernel|subset|bound|keep_drawn")),
     ("copies", re.compile(r"^Mem(cpy|set)")),

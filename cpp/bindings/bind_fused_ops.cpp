@@ -1,6 +1,7 @@
 // _C's operations between matrix products and attention on a GPU. Contracts: <astrai/fused_ops.h>.
 #include "astrai/fused_ops.h"
 
+#include "astrai/narrow_linear.h"
 #include "astrai/skinny_linear.h"
 #include "bindings.h"
 #include "stream_handle.h"
@@ -11,11 +12,11 @@ namespace py = pybind11;
 namespace astrai::bindings {
 namespace {
 
-SkinnyOutput skinny_output_of(const std::string& name) {
+SkinnyOutput output_of(const char* op, const std::string& name) {
   if (name == "store") return SkinnyOutput::kStore;
   if (name == "add") return SkinnyOutput::kAdd;
   if (name == "silu_mul") return SkinnyOutput::kSiluMul;
-  throw std::invalid_argument("skinny_linear: output is '" + name + "'; accepted: 'store', 'add', 'silu_mul'");
+  throw std::invalid_argument(std::string(op) + ": output is '" + name + "'; accepted: 'store', 'add', 'silu_mul'");
 }
 
 }  // namespace
@@ -70,12 +71,20 @@ void bind_fused_ops(py::module_& m) {
       "skinny_linear",
       [](const StreamedTensor& x, const TensorView& weight, const TensorView& out, const std::optional<TensorView>& bias,
          const std::optional<TensorView>& norm_weight, float eps, const std::string& output, const StreamHandle& stream) {
-        skinny_linear({x.view, weight, out}, {bias, norm_weight, eps, skinny_output_of(output)},
+        skinny_linear({x.view, weight, out}, {bias, norm_weight, eps, output_of("skinny_linear", output)},
                       stream_or_current(stream, x));
       },
       py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("bias") = py::none(),
       py::arg("norm_weight") = py::none(), py::arg("eps") = 0.0F, py::arg("output") = "store",
       py::arg("stream") = py::none(), "Product of few rows with a large weight, with a norm before and an output behind.");
+  m.def(
+      "narrow_linear",
+      [](const StreamedTensor& x, const TensorView& weight, const TensorView& out, const std::optional<TensorView>& bias,
+         const std::string& output, const StreamHandle& stream) {
+        narrow_linear({x.view, weight, out}, bias, output_of("narrow_linear", output), stream_or_current(stream, x));
+      },
+      py::arg("x"), py::arg("weight"), py::arg("out"), py::arg("bias") = py::none(), py::arg("output") = "store",
+      py::arg("stream") = py::none(), "Product of tens to hundreds of rows with a weight, with an output behind.");
   m.def("skinny_linear_max_rows", &skinny_linear_max_rows, py::arg("row_len"),
         "Rows of this length that skinny_linear takes.");
 }

@@ -1,5 +1,6 @@
 // The fused GPU operations of a build without CUDA: they check their arguments, then say why there is no kernel.
 #include "astrai/fused_ops.h"
+#include "astrai/narrow_linear.h"
 #include "astrai/skinny_linear.h"
 #include "throw_unavailable.h"
 
@@ -42,6 +43,11 @@ void rotary_store_kv(const TensorView& q, const TensorView& k, const TensorView&
 void skinny_linear(const SkinnyLinearTensors& tensors, const SkinnyLinearOptions& options, void*) {
   check_skinny_linear(tensors, options);
   throw_without_cuda("skinny_linear");
+}
+
+void narrow_linear(const NarrowLinearTensors& tensors, const std::optional<TensorView>& bias, SkinnyOutput output, void*) {
+  check_narrow_linear(tensors, bias, output);
+  throw_without_cuda("narrow_linear");
 }
 
 }  // namespace astrai

@@ -39,6 +39,19 @@ __device__ __forceinline__ void sync_cluster() {
   __syncthreads();
 }
 
+// A barrier of all threads of the cluster in two halves. It orders no memory but reads whose values have been used and what
+// other instructions order.
+__device__ __forceinline__ void arrive_in_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_cluster() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+
 // The same variable of shared memory in the block of that rank.
 template <bool kIsCluster, typename T>
 __device__ __forceinline__ T* in_block(T* shared, int rank) {
@@ -54,8 +67,8 @@ __device__ __forceinline__ T* in_block(T* shared, int rank) {
 
 // launch_overlapped() in clusters of n_blocks_a_cluster thread blocks, on a device of compute capability 9.0.
 template <auto kKernel, typename... Args>
-void launch_clusters(const char* op, int n_blocks_a_cluster, dim3 grid, dim3 block, cudaStream_t stream,
-                     const Args&... args) {
+void launch_clusters(const char* op, int n_blocks_a_cluster, dim3 grid, dim3 block, size_t shared_bytes,
+                     cudaStream_t stream, const Args&... args) {
   std::array<cudaLaunchAttribute, 2> attributes{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -65,6 +78,7 @@ void launch_clusters(const char* op, int n_blocks_a_cluster, dim3 grid, dim3 blo
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = attributes.data();
   config.numAttrs = static_cast<unsigned>(attributes.size());

@@ -32,15 +32,13 @@ __device__ __forceinline__ void wgmma_wait() {
 template <typename T, int kSize>
 struct Wgmma;
 
-#define ASTRAI_WGMMA_PLACES_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define ASTRAI_WGMMA_PLACES_40 \
-  ASTRAI_WGMMA_PLACES_32 \
-  ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ASTRAI_WGMMA_PLACES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define ASTRAI_WGMMA_PLACES_24 ASTRAI_WGMMA_PLACES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define ASTRAI_WGMMA_PLACES_32 ASTRAI_WGMMA_PLACES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define ASTRAI_WGMMA_PLACES_40 ASTRAI_WGMMA_PLACES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ASTRAI_WGMMA_PLACES_48 ASTRAI_WGMMA_PLACES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define ASTRAI_WGMMA_PLACES_64 \
-  ASTRAI_WGMMA_PLACES_40 \
-  ", %40, %41, %42, %43, %44, %45, %46, %47" \
+  ASTRAI_WGMMA_PLACES_48 \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define ASTRAI_WGMMA_PLACES_128 \
   ASTRAI_WGMMA_PLACES_64 \
@@ -50,9 +48,13 @@ struct Wgmma;
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define ASTRAI_WGMMA_D8(i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define ASTRAI_WGMMA_D32(i) ASTRAI_WGMMA_D8(i), ASTRAI_WGMMA_D8(i + 8), ASTRAI_WGMMA_D8(i + 16), ASTRAI_WGMMA_D8(i + 24)
+#define ASTRAI_WGMMA_D16(i) ASTRAI_WGMMA_D8(i), ASTRAI_WGMMA_D8(i + 8)
+#define ASTRAI_WGMMA_D32(i) ASTRAI_WGMMA_D16(i), ASTRAI_WGMMA_D16(i + 16)
+#define ASTRAI_WGMMA_REGISTERS_16 ASTRAI_WGMMA_D16(0)
+#define ASTRAI_WGMMA_REGISTERS_24 ASTRAI_WGMMA_D16(0), ASTRAI_WGMMA_D8(16)
 #define ASTRAI_WGMMA_REGISTERS_32 ASTRAI_WGMMA_D32(0)
 #define ASTRAI_WGMMA_REGISTERS_40 ASTRAI_WGMMA_D32(0), ASTRAI_WGMMA_D8(32)
+#define ASTRAI_WGMMA_REGISTERS_48 ASTRAI_WGMMA_D32(0), ASTRAI_WGMMA_D16(32)
 #define ASTRAI_WGMMA_REGISTERS_64 ASTRAI_WGMMA_D32(0), ASTRAI_WGMMA_D32(32)
 #define ASTRAI_WGMMA_REGISTERS_128 ASTRAI_WGMMA_REGISTERS_64, ASTRAI_WGMMA_D32(64), ASTRAI_WGMMA_D32(96)
 
@@ -76,8 +78,11 @@ struct Wgmma;
     } \
   };
 #define ASTRAI_WGMMA_SIZES(T, type) \
+  ASTRAI_WGMMA(T, type, 16, 32, 16, 17, 18, 19, 20, 21, 22) \
+  ASTRAI_WGMMA(T, type, 24, 48, 24, 25, 26, 27, 28, 29, 30) \
   ASTRAI_WGMMA(T, type, 32, 64, 32, 33, 34, 35, 36, 37, 38) \
   ASTRAI_WGMMA(T, type, 40, 80, 40, 41, 42, 43, 44, 45, 46) \
+  ASTRAI_WGMMA(T, type, 48, 96, 48, 49, 50, 51, 52, 53, 54) \
   ASTRAI_WGMMA(T, type, 64, 128, 64, 65, 66, 67, 68, 69, 70) \
   ASTRAI_WGMMA(T, type, 128, 256, 128, 129, 130, 131, 132, 133, 134)
 ASTRAI_WGMMA_SIZES(__nv_bfloat16, "bf16")
@@ -86,14 +91,21 @@ ASTRAI_WGMMA_SIZES(__half, "f16")
 #undef ASTRAI_WGMMA
 #undef ASTRAI_WGMMA_REGISTERS_128
 #undef ASTRAI_WGMMA_REGISTERS_64
+#undef ASTRAI_WGMMA_REGISTERS_48
 #undef ASTRAI_WGMMA_REGISTERS_40
 #undef ASTRAI_WGMMA_REGISTERS_32
+#undef ASTRAI_WGMMA_REGISTERS_24
+#undef ASTRAI_WGMMA_REGISTERS_16
 #undef ASTRAI_WGMMA_D32
+#undef ASTRAI_WGMMA_D16
 #undef ASTRAI_WGMMA_D8
 #undef ASTRAI_WGMMA_PLACES_128
 #undef ASTRAI_WGMMA_PLACES_64
+#undef ASTRAI_WGMMA_PLACES_48
 #undef ASTRAI_WGMMA_PLACES_40
 #undef ASTRAI_WGMMA_PLACES_32
+#undef ASTRAI_WGMMA_PLACES_24
+#undef ASTRAI_WGMMA_PLACES_16
 
 // ---- mbarriers: phases are counted from 0; wait(parity) returns once the phase of that parity is over ----
 __device__ __forceinline__ void barrier_init(uint32_t barrier, int n_arrivals) {

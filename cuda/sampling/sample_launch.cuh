@@ -18,7 +18,7 @@ void launch_sample_bound(const SampleArgs& args, cudaStream_t stream) {
   if (n_blocks == 1 || !has_clusters) {
     launch_overlapped<sample_bound_kernel<false, T>>("sample", args.batch, kRowThreads, 0, stream, args);
   } else {
-    launch_clusters<sample_bound_kernel<true, T>>("sample", n_blocks, args.batch * n_blocks, kRowThreads, stream, args);
+    launch_clusters<sample_bound_kernel<true, T>>("sample", n_blocks, args.batch * n_blocks, kRowThreads, 0, stream, args);
   }
 }
 

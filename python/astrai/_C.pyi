@@ -489,6 +489,14 @@ def skinny_linear(
     stream: int | None = None,
 ) -> None: ...
 def skinny_linear_max_rows(row_len: int) -> int: ...
+def narrow_linear(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    bias: Tensor | None = None,
+    output: str = "store",
+    stream: int | None = None,
+) -> None: ...
 def embedding(ids: Tensor, table: Tensor, out: Tensor, stream: int | None = None) -> None: ...
 def rotary_store_kv(
     q: Tensor,

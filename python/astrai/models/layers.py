@@ -111,6 +111,13 @@ class Layers:
         the three operations below are then one pass each. 0: never."""
         return 0
 
+    def gate_linear(
+        self, x: torch.Tensor, gate_up: Linear, gate: Gate, space: Workspace
+    ) -> torch.Tensor:
+        """gate of gate_up(x), whose rows are gates and then ups, in space.gated where there is
+        one. gate: `silu_mul` or `gelu_mul`."""
+        return gate(gate_up(x, space.gate_up), space.gated)
+
     def norm_linear(
         self,
         x: torch.Tensor,

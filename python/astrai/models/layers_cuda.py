@@ -10,6 +10,7 @@ from astrai import _C
 from astrai.extension import layer_kv, ops, reads_written_kv
 from astrai.models.experts import Gate, fits_grouped_products
 from astrai.models.layers import HeadNorms, Layers, Placed, PlaceHeads
+from astrai.models.narrow_products import narrow_gate
 
 if TYPE_CHECKING:
     from astrai.kvcache import KVCache
@@ -74,6 +75,15 @@ class CudaLayers(Layers):
 
     def max_joined_rows(self, row_len: int) -> int:
         return _C.skinny_linear_max_rows(row_len) if row_len % 8 == 0 else 0
+
+    def gate_linear(
+        self, x: torch.Tensor, gate_up: Linear, gate: Gate, space: Workspace
+    ) -> torch.Tensor:
+        if gate == self.silu_mul and not gate_up.has_own_product:
+            joined = narrow_gate(x, gate_up.weight, gate_up.bias, space.gated)
+            if joined is not None:
+                return joined
+        return super().gate_linear(x, gate_up, gate, space)
 
     def norm_linear(
         self,

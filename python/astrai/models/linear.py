@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from astrai import _C
+from astrai.models.narrow_products import narrow_product
 
 __all__ = ["CPU_DTYPES", "Linear", "Product", "has_cpu_product", "linear"]
 
@@ -36,6 +37,9 @@ def linear(
             out = x.new_empty((x.shape[0], weight.shape[0]))
         _C.cpu_linear(x, weight, out, bias)
         return out
+    narrow = narrow_product(x, weight, bias, out)
+    if narrow is not None:
+        return narrow
     if out is None:
         return F.linear(x, weight, bias)
     if bias is None:
@@ -56,6 +60,11 @@ class Linear:
     weight: torch.Tensor  # [n_out, n_in]
     bias: torch.Tensor | None = None  # [n_out]
     product: Product = field(default=linear, repr=False)
+
+    @property
+    def has_own_product(self) -> bool:
+        """Is its product another one than `linear`?"""
+        return self.product is not linear
 
     def tensors(self) -> list[torch.Tensor]:
         """Every weight."""

@@ -26,7 +26,7 @@ class GatedMLP:
     def __call__(self, x: torch.Tensor, ops: Layers, gate: Gate, space: Workspace) -> torch.Tensor:
         """x: [n_rows, hidden]. gate: the family's activation, one of ops. Returns the same shape,
         in space.hidden where there is one."""
-        gated = gate(self.gate_up(x, space.gate_up), space.gated)
+        gated = ops.gate_linear(x, self.gate_up, gate, space)
         return self.down(gated, space.hidden)
 
     def tensors(self) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from .attn_paged_prefill import attn_paged_prefill
 from .embedding import embedding
 from .gated_act import gelu_mul, silu_mul
 from .moe import moe_combine, moe_down, moe_gate_up, moe_route, moe_sort
+from .narrow_linear import narrow_linear
 from .rms_norm import add_rms_norm, rms_norm
 from .rotary_emb import rotary_emb
 from .rotary_store_kv import rotary_store_kv
@@ -36,6 +37,7 @@ __all__ = [
     "moe_gate_up",
     "moe_route",
     "moe_sort",
+    "narrow_linear",
     "rms_norm",
     "rotary_emb",
     "rotary_store_kv",

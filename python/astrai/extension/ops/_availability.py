@@ -19,6 +19,7 @@ KERNEL_NAMES = (
     "moe_gate_up",
     "moe_route",
     "moe_sort",
+    "narrow_linear",
     "rms_norm",
     "rotary_emb",
     "rotary_store_kv",
@@ -28,6 +29,8 @@ KERNEL_NAMES = (
     "store_kv",
     "top_logprobs",
 )
+
+_OF_HOPPER = ("narrow_linear",)  # all others have a form for every GPU
 
 
 def is_available(name: str, dtype: torch.dtype | None = None, head_dim: int | None = None) -> bool:
@@ -59,7 +62,10 @@ def unavailable_reason(
     if not fitting:
         pairs = ", ".join(f"{name} {size or 'any head_dim'}" for name, size in built)
         return f"{name} has no kernel for {wanted} with head_dim {head_dim}; this build has {pairs}"
-    return _device_reason()
+    reason = _device_reason()
+    if reason is None and name in _OF_HOPPER and torch.cuda.get_device_capability() != (9, 0):
+        return f"{name} needs a GPU of compute capability 9.0"
+    return reason
 
 
 def _device_reason() -> str | None:

@@ -1,0 +1,38 @@
+#include <doctest/doctest.h>
+
+#include <stdexcept>
+
+#include "astrai/narrow_linear.h"
+#include "row_major.h"
+
+using astrai::DType;
+using astrai::TensorView;
+
+TEST_CASE("narrow_linear: few rows of weights are summed in parts, as long as a part is worth it") {
+  CHECK(astrai::narrow_linear_n_parts(28672, 4096) == 1);
+  CHECK(astrai::narrow_linear_n_parts(8192, 1 << 20) == 1);
+  CHECK(astrai::narrow_linear_n_parts(6144, 4096) == 2);
+  CHECK(astrai::narrow_linear_n_parts(4096, 14336) == 2);
+  CHECK(astrai::narrow_linear_n_parts(1024, 3072) == 4);
+  CHECK(astrai::narrow_linear_n_parts(16, 1 << 20) == 4);
+  CHECK(astrai::narrow_linear_n_parts(1024, 512) == 2);
+  CHECK(astrai::narrow_linear_n_parts(1024, 448) == 1);
+}
+
+TEST_CASE("narrow_linear: checked arguments have the sizes and what becomes of the product") {
+  alignas(16) char elsewhere[16];
+  const TensorView x_view = row_major({3, 64}, DType::kBFloat16), weight_view = row_major({32, 64}, DType::kBFloat16);
+  const TensorView out_view = row_major({3, 16}, DType::kBFloat16, elsewhere);
+  const TensorView bias_view = row_major({32}, DType::kBFloat16);
+  const astrai::NarrowLinearArgs args =
+      astrai::check_narrow_linear({x_view, weight_view, out_view}, bias_view, astrai::SkinnyOutput::kSiluMul);
+  CHECK(args.n_rows == 3);
+  CHECK(args.row_len == 64);
+  CHECK(args.n_products == 32);
+  CHECK(args.n_out == 16);
+  CHECK(args.n_parts == 1);
+  CHECK(args.is_gated);
+  CHECK_FALSE(args.adds);
+  CHECK_THROWS_AS(astrai::check_narrow_linear({x_view, weight_view, out_view}, bias_view, astrai::SkinnyOutput::kStore),
+                  std::invalid_argument);
+}
