@@ -22,6 +22,7 @@ constexpr int kSkinnyTileRows = 8, kSkinnyStepLen = 32, kSkinnyTokens = 16;
 constexpr int kSkinnyPadding = 32;  // elements behind each row of x: neighbouring rows start on other banks
 constexpr unsigned kSkinnyFewBlocks = 256;  // all of them are there at once
 constexpr int kSkinnyMaxSums = 64;  // of 32 vectors each, as in rms_norm
+constexpr int kSkinnyFewRows = 2;  // from three rows on what blocks find in L1 is worth more
 
 // Asks for n_bytes from address on, both multiples of 16, without waiting. Before 9.0 there is no such instruction.
 __device__ __forceinline__ void prefetch_range_l2(const void* address, int n_bytes) {
@@ -36,6 +37,21 @@ inline size_t skinny_shared_bytes(const SkinnyLinearArgs& args) {
   return n_rows * static_cast<size_t>(args.row_len + kSkinnyPadding) * 2 + n_rows * kSkinnyMaxSums * sizeof(float);
 }
 
+// Few rows without a norm: all copies on their way at once, where the loads of a long row would wait for one another.
+template <typename T>
+__device__ __forceinline__ void copy_skinny_rows(const SkinnyLinearArgs& args, T* rows) {
+  const int n_vecs = args.row_len / 8, stride = args.row_len + kSkinnyPadding;
+  for (int row = 0; row < args.n_rows; ++row) {
+    const T* from = static_cast<const T*>(args.x) + row * args.x_stride;
+    for (int at = threadIdx.x; at < n_vecs; at += kSkinnyThreads) {
+      cp_async_16(shared_address(rows + row * stride + at * 8), from + at * 8);
+    }
+  }
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncthreads();
+}
+
 // Brings all rows of x into shared memory, normed where there is a norm: the sums in rms_norm's order.
 template <typename T>
 __device__ __forceinline__ void stage_skinny_rows(const SkinnyLinearArgs& args, T* rows, float* sums) {
@@ -44,6 +60,7 @@ __device__ __forceinline__ void stage_skinny_rows(const SkinnyLinearArgs& args, 
   const int n_vecs = args.row_len / 8, n_sums = (n_vecs + kWarpSize - 1) / kWarpSize;
   const int stride = args.row_len + kSkinnyPadding;
   const bool has_norm = args.norm_weight != nullptr;
+  if (!has_norm && args.n_rows <= kSkinnyFewRows) return copy_skinny_rows(args, rows);
   for (int item = warp; item < args.n_rows * n_sums; item += kSkinnyWarps) {
     const int row = item / n_sums, part = item - row * n_sums, at = part * kWarpSize + lane;
     float sum = 0.0f;
@@ -77,8 +94,11 @@ __device__ __forceinline__ void stage_skinny_rows(const SkinnyLinearArgs& args, 
 
 // kSlices: warps that share a row of the weight. kGated: silu_mul. kMany: more than 8 rows of x.
 template <typename T, int kSlices, bool kGated, bool kMany>
-__global__ void __launch_bounds__(kSkinnyThreads) skinny_linear_kernel(const SkinnyLinearArgs args) {
+__global__ void __launch_bounds__(kSkinnyThreads, 2) skinny_linear_kernel(const SkinnyLinearArgs args) {
   constexpr int kTiles = kGated ? 2 : 1, kUnroll = 8 / kTiles, kBlockTiles = kSkinnyWarps / kSlices;
+  // A step's registers are asked for again as soon as it is multiplied, or those of all steps together: measured, each where
+  // it is quicker (benchmarks/results/skinny_linear.md).
+  constexpr int kBatch = kGated ? kUnroll : 1;
   constexpr int kColumns = kBlockTiles * kSkinnyTileRows;
   static_assert(kSkinnyTokens * kColumns <= kSkinnyThreads, "one sum a thread");
   extern __shared__ __align__(16) unsigned char memory[];
@@ -97,20 +117,18 @@ __global__ void __launch_bounds__(kSkinnyThreads) skinny_linear_kernel(const Ski
   const int n_steps = (args.row_len + kSkinnyStepLen - 1) / kSkinnyStepLen;
   const int slice_steps = (n_steps + kSlices - 1) / kSlices;
   const int begin = slice * slice_steps, end = min(begin + slice_steps, n_steps);
+  const int lane_end = min(end, (args.row_len - part + kSkinnyStepLen - 1) / kSkinnyStepLen);  // zeros from here on
 
-  uint4 ahead[kUnroll][kTiles];
-  auto load = [&](int first_step) {
+  uint4 ahead[kUnroll][kTiles];  // steps that are loaded, or being loaded, and not multiplied
+  auto load = [&](int place, int step) {
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const int at = (first_step + i) * kSkinnyStepLen;
-      const bool is_there = first_step + i < end && at + part < args.row_len;
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        ahead[i][t] = is_there ? __ldcs(reinterpret_cast<const uint4*>(weight + at + t * to_ups)) : uint4{};
-      }
+    for (int t = 0; t < kTiles; ++t) {
+      const T* from = weight + step * kSkinnyStepLen + t * to_ups;
+      ahead[place][t] = step < lane_end ? __ldcs(reinterpret_cast<const uint4*>(from)) : uint4{};
     }
   };
-  load(begin);
+#pragma unroll
+  for (int i = 0; i < kUnroll; ++i) load(i, begin + i);
   // While this kernel waits, the memory brings the rest of a small weight into the L2 cache. A large one that is asked for
   // twice is slower (benchmarks/results/skinny_linear.md).
   const int after = begin + kUnroll;
@@ -134,27 +152,31 @@ __global__ void __launch_bounds__(kSkinnyThreads) skinny_linear_kernel(const Ski
   const int token = lane / 4;
   const bool has_first = token < args.n_rows, has_second = kMany && token + 8 < args.n_rows;
   float sums[kTiles][4] = {};
-  for (int group = begin; group < end; group += kUnroll) {
-    uint4 now[kUnroll][kTiles];
+  auto multiply = [&](int step, const uint4 (&now)[kTiles]) {
+    const T* from = rows + token * stride + step * kSkinnyStepLen + part;
+    uint4 first{}, second{};
+    if (step < lane_end && has_first) first = *reinterpret_cast<const uint4*>(from);
+    if (step < lane_end && has_second) second = *reinterpret_cast<const uint4*>(from + 8 * stride);
+    const uint32_t low[4] = {first.x, second.x, first.y, second.y}, high[4] = {first.z, second.z, first.w, second.w};
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) now[i][t] = ahead[i][t];
+    for (int t = 0; t < kTiles; ++t) {
+      mma_16x8x16<T>(sums[t], low, {now[t].x, now[t].y});
+      mma_16x8x16<T>(sums[t], high, {now[t].z, now[t].w});
     }
-    if (group + kUnroll < end) load(group + kUnroll);
+  };
+  for (int group = begin; group < end; group += kUnroll) {
 #pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      const int at = (group + i) * kSkinnyStepLen + part;
-      const bool is_there = group + i < end && at < args.row_len;
-      uint4 first{}, second{};
-      if (is_there && has_first) first = *reinterpret_cast<const uint4*>(rows + token * stride + at);
-      if (is_there && has_second) second = *reinterpret_cast<const uint4*>(rows + (token + 8) * stride + at);
-      const uint32_t low[4] = {first.x, second.x, first.y, second.y}, high[4] = {first.z, second.z, first.w, second.w};
+    for (int place = 0; place < kUnroll; place += kBatch) {
+      uint4 now[kBatch][kTiles];
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        mma_16x8x16<T>(sums[t], low, {now[i][t].x, now[i][t].y});
-        mma_16x8x16<T>(sums[t], high, {now[i][t].z, now[i][t].w});
+      for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) now[i][t] = ahead[place + i][t];
       }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) load(place + i, group + kUnroll + place + i);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) multiply(group + place + i, now[i]);
     }
   }
 #pragma unroll
