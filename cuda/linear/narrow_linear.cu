@@ -14,6 +14,7 @@ constexpr const char* kOp = "narrow_linear";
 constexpr int kWholeBytes = 227 << 10;                 // of a block that has a multiprocessor for itself
 constexpr int kHalfBytes = kWholeBytes / 2 - 1024;     // of one of two
 constexpr int kMaxStages = 12;
+constexpr int kFewPanels = 16, kFewTokens = 96;  // of a part that is over before the next kernel's start is hidden otherwise
 
 int round_up(int value, int unit) { return (value + unit - 1) / unit * unit; }
 
@@ -44,17 +45,18 @@ int fitting_stages(const NarrowTiling& tiling, int tokens, int most, int limit) 
   return tried.n_stages;
 }
 
-// A block takes half of a multiprocessor's memory where two have to share it, and where half is enough: the next kernel's
-// blocks may then come while this one's end.
+// A block takes half of a multiprocessor's memory where two have to share it, where half is enough, and where its part is
+// short: the next kernel's blocks may then come while this one's end (benchmarks/results/narrow_linear.md).
 NarrowTiling choose_tiling(const NarrowLinearArgs& args, int tokens, int n_row_tiles) {
   const int n_at_once = n_blocks_at_once(args.n_parts);
   NarrowTiling tiling{choose_tile_rows(args, n_at_once), args.n_parts, 0};
   const int n_columns = args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows;
   const int64_t n_blocks = static_cast<int64_t>((args.n_out + n_columns - 1) / n_columns) * args.n_parts * n_row_tiles;
   const int n_panels = (args.row_len + kNarrowInner - 1) / kNarrowInner;
-  const int most = std::min((n_panels + args.n_parts - 1) / args.n_parts, kMaxStages);
+  const int n_steps = (n_panels + args.n_parts - 1) / args.n_parts, most = std::min(n_steps, kMaxStages);
+  const bool is_short = n_steps <= kFewPanels && tokens <= kFewTokens;
   tiling.n_stages = fitting_stages(tiling, tokens, most, kHalfBytes);
-  if (tiling.n_stages == 0 || (n_blocks <= n_at_once && tiling.n_stages < most)) {
+  if (tiling.n_stages == 0 || (n_blocks <= n_at_once && !is_short && tiling.n_stages < most)) {
     tiling.n_stages = fitting_stages(tiling, tokens, most, kWholeBytes);
   }
   return tiling;

@@ -12,8 +12,8 @@ from astrai import _C
 from astrai.extension import ops
 
 DTYPES = (torch.bfloat16, torch.float16)
-# (N, K): one, two and four parts, whole tiles and rests of them, one panel and less, two blocks on
-# a multiprocessor, more tiles than find one
+# (N, K): one, two and four parts, short and long, whole tiles and rests of them, one panel and
+# less, two blocks on a multiprocessor, more tiles than find one
 SHAPES = [
     (4096, 1024),
     (1024, 3072),
@@ -23,6 +23,7 @@ SHAPES = [
     (16, 72),
     (1008, 1032),
     (3088, 4096),
+    (2056, 8200),
     (36000, 64),
 ]
 ROWS = (1, 17, 32, 33, 64, 90, 128, 129, 256, 300)  # every height of a tile of rows, and several
