@@ -54,9 +54,12 @@ class Answer:
         self.news: list[tuple[AnswerEvent, AnswerBlock]] = []
 
     @property
-    def is_text_alone(self) -> bool:
-        """Is it without reasoning and calls, whatever follows?"""
-        return self._splitter is None
+    def open_kind(self) -> Literal["text", "reasoning", "call"] | None:
+        """The kind of block that text which `passes` goes on with; None where it would begin one
+        of a kind that is not known."""
+        if self.blocks:
+            return self.blocks[-1].kind
+        return "text" if self._splitter is None else None
 
     @property
     def text(self) -> str:
@@ -69,6 +72,11 @@ class Answer:
     @property
     def calls(self) -> list[AnswerBlock]:
         return [block for block in self.blocks if block.kind == "call"]
+
+    def passes(self, text: str) -> bool:
+        """Is this next piece just more text of `open_kind`? Then `add` may be spared it, as far as
+        nobody asks for the block's whole text."""
+        return text != "" and (self._splitter is None or self._splitter.passes(text))
 
     def add(self, text: str, is_end: bool) -> None:
         """Take the next piece of the generated text; is_end: nothing follows."""

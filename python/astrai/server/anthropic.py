@@ -81,7 +81,8 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
         )
 
     def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
-        return self._blocks.text_frame if choice.answer.is_text_alone else None
+        blocks = choice.answer.blocks
+        return self._blocks.text_frame(blocks[-1]) if blocks else None
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         choice = choices[0]
@@ -111,7 +112,7 @@ class _BlockFrames:
     def __init__(self) -> None:
         self._n_begun = 0
         self._open: AnswerBlock | None = None
-        self.text_frame: TextFrame | None = None  # of the open block
+        self._text_frame: TextFrame | None = None  # of the open block, where that is text
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
         """The frames of one event of `block`, which ends the block before it."""
@@ -119,10 +120,10 @@ class _BlockFrames:
         if block is not self._open and not isinstance(event, CallEnd):
             frames = self._close() + self._begin(block)
         if isinstance(event, TextPiece):
-            if self.text_frame is None:
+            if self._text_frame is None:
                 delta = {"type": "text_delta", "text": TextFrame.SLOT}
-                self.text_frame = TextFrame(self._delta(delta))
-            return frames + self.text_frame.fill(event.text)
+                self._text_frame = TextFrame(self._delta(delta))
+            return frames + self._text_frame.fill(event.text)
         if isinstance(event, ReasoningPiece):
             return frames + self._delta({"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, CallArguments):
@@ -131,13 +132,18 @@ class _BlockFrames:
             return frames + self._close()
         return frames
 
+    def text_frame(self, block: AnswerBlock) -> TextFrame | None:
+        """The frame of more text of `block`; None unless it is the open one. Reasoning has none, as
+        its signature needs the whole text."""
+        return self._text_frame if block is self._open else None
+
     def finish(self) -> bytes:
         """The end of the last block; a message without any has an empty text."""
         frames = b"" if self._n_begun else self._begin(AnswerBlock("text"))
         return frames + self._close()
 
     def _begin(self, block: AnswerBlock) -> bytes:
-        self._open, self.text_frame = block, None
+        self._open, self._text_frame = block, None
         self._n_begun += 1
         empty = replace(block, text="")
         start = {

@@ -59,6 +59,7 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
         grammar = openai_grammar(request)
         ids = [self._prompt_ids(prompt) for prompt in prompts]
         self._echoes = [self._echo(prompt) for prompt in prompts] if request.echo else []
+        self._text_frames: dict[int, TextFrame] = {}  # by index of the choice
         self._started: set[int] = set()  # choices whose first chunk is written
         self._offsets: dict[int, int] = {}  # choice to characters of the tokens reported so far
         ctx = ResponseContext(
@@ -88,8 +89,11 @@ class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
     def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
         if self._request.logprobs is not None or ctx.wants_ids:
             return None
-        shaped = {**_empty(choice.index), "text": TextFrame.SLOT}
-        return TextFrame(frame({**_head(ctx), "choices": [shaped]}))
+        if choice.index not in self._text_frames:
+            shaped = {**_empty(choice.index), "text": TextFrame.SLOT}
+            example = frame({**_head(ctx), "choices": [shaped]})
+            self._text_frames[choice.index] = TextFrame(example)
+        return self._text_frames[choice.index]
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         options = self._request.stream_options

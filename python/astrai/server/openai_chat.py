@@ -41,6 +41,8 @@ from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningP
 
 log = logging.getLogger("astrai.server")
 
+_DELTAS = {"text": "content", "reasoning": "reasoning_content"}  # what holds a block's text
+
 MAX_TOOL_DEPTH = 64  # levels of a JSON schema in a tool definition
 
 
@@ -52,7 +54,7 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
     ) -> tuple[list[list[int]], ResponseContext, tuple[str, ...]]:
         self._engine = engine
         self._request = request
-        self._text_frames: dict[int, TextFrame] = {}  # by index of the choice
+        self._text_frames: dict[tuple[int, str], TextFrame] = {}  # by choice and kind of block
         choice = openai_tool_choice(
             request.tool_choice, {tool.function.name for tool in request.tools or ()}
         )
@@ -103,9 +105,6 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
         return b"".join(self._chunk(ctx, choice, role, None) for choice in choices)
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
-        news = choice.answer.news
-        if len(news) == 1 and isinstance(news[0][0], TextPiece) and self._is_plain(ctx, event):
-            return self._frame_of_text(ctx, choice).fill(news[0][0].text)
         deltas = [delta for piece in choice.answer.news if (delta := _delta(*piece)) is not None]
         has_tokens = (self._request.logprobs or ctx.wants_ids) and event.token_ids
         if has_tokens and not deltas:
@@ -118,20 +117,15 @@ class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
             frames.append(self._chunk(ctx, choice, {}, None))
         return b"".join(frames)
 
-    def _is_plain(self, ctx: ResponseContext, event: TokenEvent) -> bool:
-        """Is the text all that this event's chunk tells?"""
-        return event.finish_reason is None and event.logprobs is None and not ctx.wants_ids
-
     def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
-        tells_more = not choice.answer.is_text_alone or self._request.logprobs or ctx.wants_ids
-        return None if tells_more else self._frame_of_text(ctx, choice)
-
-    def _frame_of_text(self, ctx: ResponseContext, choice: Choice) -> TextFrame:
-        found = self._text_frames.get(choice.index)
-        if found is None:
-            example = self._chunk(ctx, choice, {"content": TextFrame.SLOT}, None)
-            found = self._text_frames[choice.index] = TextFrame(example)
-        return found
+        kind = choice.answer.open_kind
+        if self._request.logprobs or ctx.wants_ids or kind not in _DELTAS:
+            return None
+        key = choice.index, kind
+        if key not in self._text_frames:
+            example = self._chunk(ctx, choice, {_DELTAS[kind]: TextFrame.SLOT}, None)
+            self._text_frames[key] = TextFrame(example)
+        return self._text_frames[key]
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         options = self._request.stream_options
@@ -222,10 +216,8 @@ def _message(answer: Answer) -> dict[str, Any]:
 
 def _delta(event: AnswerEvent, block: AnswerBlock) -> dict[str, Any] | None:
     """The delta that tells an event, None for one that OpenAI's streams do not tell."""
-    if isinstance(event, TextPiece):
-        return {"content": event.text}
-    if isinstance(event, ReasoningPiece):
-        return {"reasoning_content": event.text}
+    if isinstance(event, TextPiece | ReasoningPiece):
+        return {_DELTAS[block.kind]: event.text}
     call: dict[str, Any] = {"index": block.call_idx}
     if isinstance(event, CallBegin):
         call |= {"id": block.call_id, "type": "function"}

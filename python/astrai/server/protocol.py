@@ -134,9 +134,9 @@ class ResponseBuilder(ABC, Generic[RequestT]):
         """News of one choice, its end included; `choice` already holds the event."""
 
     def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
-        """What `format_chunk` gives for each further event but the last one, where that depends on
-        the event's text alone and no later method needs it: of such events `choice` gets nothing
-        but the count. None where it does not, or not yet."""
+        """What `format_chunk` gives for an event that is nothing but text which passes the choice's
+        answer. Of such an event `choice` gets the count alone, so no later method may need the
+        block's whole text. None where there is no such frame; asked anew after each chunk."""
         return None
 
     @abstractmethod

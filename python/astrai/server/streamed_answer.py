@@ -78,14 +78,17 @@ class StreamedAnswer:
 
     def _format(self, idx: int, event: TokenEvent) -> bytes:
         choice, text_frame = self._choices[idx], self._text_frames[idx]
-        if text_frame is not None and event.finish_reason is None:
+        if (
+            text_frame is not None
+            and event.finish_reason is None
+            and choice.answer.passes(event.text)
+        ):
             choice.n_output = event.n_output
-            return text_frame.fill(event.text) if event.text else b""
+            return text_frame.fill(event.text)
         raise_fault(event)
         choice.add(event)
         frames = self._builder.format_chunk(self._ctx, choice, event)
-        if text_frame is None:
-            self._text_frames[idx] = self._builder.text_frame(self._ctx, choice)
+        self._text_frames[idx] = self._builder.text_frame(self._ctx, choice)
         return frames
 
 

@@ -158,8 +158,12 @@ def test_anthropic_calls_of_every_family_streamed_and_not(
 # ---- shapes
 
 
-def test_an_openai_stream_of_calls_has_openai_s_shapes(serving: Callable[..., Live]) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.001], ids=["piled-up", "one-by-one"])
+def test_an_openai_stream_of_calls_has_openai_s_shapes(
+    serving: Callable[..., Live], delay_s: float
+) -> None:
     live = serving("hermes", THOUGHT + ANSWERS["hermes"])
+    live.script.delay_s = delay_s
     chunks = chunks_of(live.stream(CHAT, {"messages": HELLO, "tools": TOOLS}))
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert deltas[0] == {"role": "assistant"}
@@ -180,8 +184,12 @@ def test_an_openai_stream_of_calls_has_openai_s_shapes(serving: Callable[..., Li
     assert chunks[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_an_anthropic_stream_has_its_blocks_in_order(serving: Callable[..., Live]) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.001], ids=["piled-up", "one-by-one"])
+def test_an_anthropic_stream_has_its_blocks_in_order(
+    serving: Callable[..., Live], delay_s: float
+) -> None:
     live = serving("hermes", THOUGHT + ANSWERS["hermes"])
+    live.script.delay_s = delay_s
     raw = live.stream(MESSAGES, {"messages": HELLO, "tools": CLAUDE_TOOLS, "max_tokens": 900})
     events = chunks_of(raw)
     told: list[tuple[str, Any, Any]] = []

@@ -11,7 +11,7 @@ from answer_transcripts import OSLO, TOOLS, TRANSCRIPTS, Meaning, reading_of, sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astrai.text.answer import TOOL_FORMATS, AnswerSplitter, CallBegin, TextPiece
+from astrai.text.answer import TOOL_FORMATS, AnswerEvent, AnswerSplitter, CallBegin, TextPiece
 
 json_values = st.recursive(
     st.none()
@@ -62,6 +62,34 @@ def test_no_text_depends_on_its_cuts(
 ) -> None:
     reading = reading_of(tool_format, reasoning)
     assert split(reading, *cut(text, points)) == split(reading, text)
+
+
+@settings(max_examples=600, deadline=None)
+@given(texts, format_names, reasoning_names, st.lists(st.integers(0, 10**6), max_size=20))
+def test_a_piece_that_passes_is_more_of_what_was_told_last(
+    text: str, tool_format: str | None, reasoning: str | None, points: list[int]
+) -> None:
+    reading = reading_of(tool_format, reasoning)
+    fed, spared = AnswerSplitter(reading), AnswerSplitter(reading)
+    events: list[AnswerEvent] = []
+    for piece in filter(None, cut(text, points)):
+        passes = spared.passes(piece)
+        told = fed.feed(piece)
+        assert not passes or told == [type(events[-1])(piece)]  # type: ignore[call-arg]
+        assert passes or spared.feed(piece) == told
+        events += told
+    assert spared.end() == fed.end()
+
+
+def test_ordinary_pieces_pass_once_there_is_text() -> None:
+    splitter = AnswerSplitter(reading_of("hermes", "think", is_reasoning=True))
+    assert not splitter.passes("Hm")
+    splitter.feed("Hm")
+    assert splitter.passes(", so") and not splitter.passes(" <") and not splitter.passes(", \n")
+    splitter.feed("</think>")
+    assert not splitter.passes("Well")
+    splitter.feed("Well")
+    assert splitter.passes(" then [1]") and not splitter.passes("<tool")
 
 
 @settings(max_examples=400, deadline=None)

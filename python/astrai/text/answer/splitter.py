@@ -61,6 +61,10 @@ class AnswerSplitter:
         markers = self._format.markers if self._format is not None else ()
         self._markers = markers
         self._any_marker = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
+        self._stops_text = _stops(markers)
+        self._stops_reasoning = _stops((reading.reasoning.close,) if reading.reasoning else ())
+        # What a piece must not hold to pass; None while nothing passes.
+        self._stops: re.Pattern[str] | None = None
         self._raw = ""  # what no event has told and no decision has passed
         self._space = ""  # white space that is told with the text behind it, or never
         self._step: Callable[[], bool] = self._reason if reading.is_reasoning else self._begin
@@ -76,6 +80,12 @@ class AnswerSplitter:
         """What is certain after the next piece of the answer."""
         self._raw += text
         return self._run()
+
+    def passes(self, text: str) -> bool:
+        """Would `feed` tell this text, which is not empty, at once and unchanged, as more of what
+        it told last? Such a piece need not be fed."""
+        stops = self._stops
+        return stops is not None and not self._raw and not self._space and not stops.search(text)
 
     def end(self) -> list[AnswerEvent]:
         """The rest: a call that is not complete becomes text."""
@@ -170,7 +180,7 @@ class AnswerSplitter:
         return self._go(self._read_text)
 
     def _go(self, step: Callable[[], bool]) -> bool:
-        self._step = step
+        self._step, self._stops = step, None
         return True
 
     def _open(self, opening: str) -> bool:
@@ -188,6 +198,7 @@ class AnswerSplitter:
         self._space = text[len(told) :]
         if told:
             self._is_layout = False
+            self._stops = self._stops_text
             self._events.append(TextPiece(told))
 
     def _tell_reasoning(self, text: str) -> None:
@@ -198,6 +209,7 @@ class AnswerSplitter:
             told = told.lstrip(_SPACE)
         if told:
             self._has_reasoned = True
+            self._stops = self._stops_reasoning
             self._events.append(ReasoningPiece(told))
 
     def _tell_calls(self, verdict: Calls) -> None:
@@ -208,6 +220,12 @@ class AnswerSplitter:
             self._events += [CallBegin(call.name), CallArguments(call.arguments), CallEnd()]
         self._space = ""
         self._is_layout = True
+
+
+def _stops(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """What may begin a marker, and white space that the next piece may turn into layout."""
+    begins = re.escape("".join(marker[0] for marker in markers))
+    return re.compile(rf"[{begins}]|[{_SPACE}]\Z" if begins else rf"[{_SPACE}]\Z")
 
 
 def _longest_beginning(text: str, markers: tuple[str, ...]) -> int:
