@@ -106,26 +106,39 @@ class AnthropicResponseBuilder(ResponseBuilder[MessagesRequest]):
         return {**_message(ctx, content, choice), **_faults(choice.answer)}
 
 
+class _ThinkingFrame(TextFrame):
+    """The frame of a block of thinking, which signs what goes through it."""
+
+    def __init__(self, example: bytes) -> None:
+        super().__init__(example)
+        self._digest = hashlib.sha256()
+
+    def fill(self, text: str) -> bytes:
+        self._digest.update(text.encode())
+        return super().fill(text)
+
+    def signature(self) -> str:
+        """`_signature` of the whole thinking."""
+        return self._digest.hexdigest()
+
+
 class _BlockFrames:
     """The events of one streamed message's content blocks, in the order that clients expect."""
 
     def __init__(self) -> None:
         self._n_begun = 0
         self._open: AnswerBlock | None = None
-        self._text_frame: TextFrame | None = None  # of the open block, where that is text
+        self._frame: TextFrame | None = None  # of more text of the open block
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
         """The frames of one event of `block`, which ends the block before it."""
         frames = b""
         if block is not self._open and not isinstance(event, CallEnd):
             frames = self._close() + self._begin(block)
-        if isinstance(event, TextPiece):
-            if self._text_frame is None:
-                delta = {"type": "text_delta", "text": TextFrame.SLOT}
-                self._text_frame = TextFrame(self._delta(delta))
-            return frames + self._text_frame.fill(event.text)
-        if isinstance(event, ReasoningPiece):
-            return frames + self._delta({"type": "thinking_delta", "thinking": event.text})
+        if isinstance(event, TextPiece | ReasoningPiece):
+            if self._frame is None:
+                self._frame = self._frame_of(block)
+            return frames + self._frame.fill(event.text)
         if isinstance(event, CallArguments):
             return frames + self._delta({"type": "input_json_delta", "partial_json": event.text})
         if isinstance(event, CallEnd):
@@ -133,9 +146,8 @@ class _BlockFrames:
         return frames
 
     def text_frame(self, block: AnswerBlock) -> TextFrame | None:
-        """The frame of more text of `block`; None unless it is the open one. Reasoning has none, as
-        its signature needs the whole text."""
-        return self._text_frame if block is self._open else None
+        """The frame of more text of `block`; None unless it is the open one and has had some."""
+        return self._frame if block is self._open else None
 
     def finish(self) -> bytes:
         """The end of the last block; a message without any has an empty text."""
@@ -143,7 +155,7 @@ class _BlockFrames:
         return frames + self._close()
 
     def _begin(self, block: AnswerBlock) -> bytes:
-        self._open, self._text_frame = block, None
+        self._open, self._frame = block, None
         self._n_begun += 1
         empty = replace(block, text="")
         start = {
@@ -158,10 +170,16 @@ class _BlockFrames:
         if block is None:
             return b""
         frames = b""
-        if block.kind == "reasoning":
-            signature = {"type": "signature_delta", "signature": _signature(block.text)}
+        if isinstance(self._frame, _ThinkingFrame):
+            signature = {"type": "signature_delta", "signature": self._frame.signature()}
             frames = self._delta(signature)
         return frames + named_frame({"type": "content_block_stop", "index": self._n_begun - 1})
+
+    def _frame_of(self, block: AnswerBlock) -> TextFrame:
+        if block.kind == "reasoning":
+            thinking = {"type": "thinking_delta", "thinking": TextFrame.SLOT}
+            return _ThinkingFrame(self._delta(thinking))
+        return TextFrame(self._delta({"type": "text_delta", "text": TextFrame.SLOT}))
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         event = {"type": "content_block_delta", "index": self._n_begun - 1, "delta": delta}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -218,6 +219,11 @@ def test_an_anthropic_stream_has_its_blocks_in_order(
         ("message_stop", None, None),
     ]
     starts = [event["content_block"] for event in events if event["type"] == start]
+    deltas = [event["delta"] for event in events if event["type"] == delta]
+    thinking = "".join(piece.get("thinking", "") for piece in deltas)
+    assert thinking == "Which one? <tool_call>?"
+    signatures = [piece["signature"] for piece in deltas if "signature" in piece]
+    assert signatures == [hashlib.sha256(thinking.encode()).hexdigest()]
     assert starts[0] == {"type": "thinking", "thinking": "", "signature": ""}
     assert starts[2]["input"] == {} and starts[2]["id"].startswith("toolu_")
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
