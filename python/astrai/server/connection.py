@@ -66,6 +66,9 @@ def stream_socket(scope: Scope, writer: StepWriter) -> StreamSocket | None:
     """The socket of a request; None where its bytes are not plain HTTP/1.1, or another server than
     `runner`'s runs the application."""
     told = scope.get("extensions", {}).get(_EXTENSION)
-    if told is None or scope["http_version"] != "1.1" or scope["scheme"] != "http":
+    if told is None or scope["http_version"] != "1.1":
         return None
-    return StreamSocket(told["transport"], writer)
+    transport = told["transport"]
+    # Not the scope's scheme: that is what a proxy says.
+    is_encrypted = transport.get_extra_info("sslcontext") is not None
+    return None if is_encrypted else StreamSocket(transport, writer)

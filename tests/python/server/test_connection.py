@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -129,7 +130,7 @@ def test_keep_alive_connections_serve_one_stream_after_another(live: Live, sends
 
 
 def test_a_server_that_tells_no_transport_is_written_to_through_the_layers() -> None:
-    scope = {"type": "http", "http_version": "1.1", "scheme": "http"}
+    scope = {"type": "http", "http_version": "1.1"}
     assert stream_socket(scope, StepWriter()) is None
 
 
@@ -150,7 +151,7 @@ async def connected() -> AsyncIterator[tuple[asyncio.WriteTransport, socket.sock
 
 def socket_of(transport: asyncio.WriteTransport, writer: StepWriter, **scope: Any) -> Any:
     told = {"astrai.transport": {"transport": transport}}
-    whole = {"http_version": "1.1", "scheme": "http", "extensions": told, **scope}
+    whole = {"http_version": "1.1", "extensions": told, **scope}
     return stream_socket(whole, writer)
 
 
@@ -192,12 +193,13 @@ def test_a_closed_connection_is_not_clear_and_a_broken_one_is_noticed_by_the_tra
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("scope", [{"http_version": "1.0"}, {"scheme": "https"}], ids=str)
-def test_only_plain_http_1_1_has_a_stream_socket(scope: dict[str, str]) -> None:
+def test_only_plain_http_1_1_has_a_stream_socket_whatever_a_proxy_says() -> None:
     async def main() -> None:
         async with connected() as (transport, _):
-            assert socket_of(transport, StepWriter()) is not None
-            assert socket_of(transport, StepWriter(), **scope) is None
+            assert socket_of(transport, StepWriter(), scheme="https") is not None
+            assert socket_of(transport, StepWriter(), http_version="1.0") is None
+        encrypted: Any = SimpleNamespace(get_extra_info={"sslcontext": object()}.get)
+        assert socket_of(encrypted, StepWriter(), scheme="http") is None
 
     asyncio.run(main())
 
