@@ -135,13 +135,11 @@ class Layers:
     def __init__(self) -> None:
         from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-        from astrai.server.completions import CompletionResponseBuilder
         from astrai.server.connection import StepWriter
-        from astrai.server.openai_chat import OpenAIResponseBuilder
+        from astrai.server.streamed_answer import StreamedAnswer
 
         self.seconds = {"formatting": 0.0, "layers": 0.0, "sending": 0.0}
-        self._time("formatting", OpenAIResponseBuilder, "format_chunk")
-        self._time("formatting", CompletionResponseBuilder, "format_chunk")
+        self._time("formatting", StreamedAnswer, "_format")
         self._time("sending", StepWriter, "flush")
         send = RequestResponseCycle.send
 
