@@ -90,11 +90,20 @@ class StagedCopier:
             # Matrices of experts, the rows of which are wanted as pieces.
             assert row_index is None
             return all(self.copy(one, to, None) for one, to in zip(source, out, strict=True))
+        # `out` may reuse memory whose last use has been launched and is not done.
+        is_free = self._launched_so_far()
 
         def put(span: tuple[int, int]) -> bool:
-            return self._stage.put(source, out, row_index, *span)
+            return self._stage.put(source, out, row_index, span, is_free)
 
         return all(list(self._pool.map(put, row_ranges(source, _PIECE_BYTES))))
+
+    def _launched_so_far(self) -> torch.cuda.Event | None:
+        """What is done when the work of the caller's stream is."""
+        if self._device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
+        return event
 
     @property
     def _stage(self) -> _Stage:
@@ -119,21 +128,23 @@ class _Stage:
         self._stream: torch.cuda.Stream | None = None
         if self._is_cuda:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
-            # `out` may reuse memory whose last use was launched there.
-            self._stream.wait_stream(torch.cuda.default_stream(device))
 
     def put(
         self,
         source: torch.Tensor,
         out: torch.Tensor,
         row_index: torch.Tensor | None,
-        begin: int,
-        end: int,
+        span: tuple[int, int],
+        is_free: torch.cuda.Event | None,
     ) -> bool:
-        """Copy rows begin to end. Returns whether they are finite; they are then in place."""
+        """Copy the rows of span = (begin, end) once is_free has come. Returns whether they are
+        finite; they are then in place."""
+        begin, end = span
         staged = self._filled(source[begin:end])
         # `out` may have been made in that mode, in which a thread is only by itself.
         with torch.inference_mode(), self._on_stream():
+            if self._stream is not None and is_free is not None:
+                self._stream.wait_event(is_free)
             if row_index is None:
                 rows = out[begin:end]
                 if rows.dtype == staged.dtype:

@@ -94,3 +94,15 @@ def test_a_gpu_gets_the_same_rows(dtype: torch.dtype, has_index: bool) -> None:
     assert torch.equal(out.cpu(), expected)
     source[350, 7] = math.nan
     assert not copier.copy(source, out, on_device)
+
+
+@pytest.mark.gpu
+def test_a_copy_waits_for_what_the_callers_stream_does_with_the_memory() -> None:
+    source = torch.randn(700, 60)
+    out = torch.empty(700, 60, device="cuda")
+    copier = StagedCopier(out.device)
+    assert copier.copy(source, out, None)  # its threads have their streams now
+    torch.cuda._sleep(200_000_000)  # a tenth of a second
+    out.fill_(-7.0)
+    assert copier.copy(source, out, None)
+    assert torch.equal(out.cpu(), source)
