@@ -25,6 +25,7 @@ from astrai.sampling.strategies import (
     SamplingPipeline,
     TemperatureStrategy,
     TopPStrategy,
+    first_k,
 )
 from astrai.structured import CompiledGrammar, MaskTable
 
@@ -183,7 +184,7 @@ class Sampler:
             group_tensor = torch.from_numpy(group).to(logits.device)
             scores = logits if len(group) == len(logits) else logits[group_tensor]
             if k < self._vocab_size:
-                scores, ids = scores.topk(k, dim=-1)
+                scores, ids = first_k(scores, k)
             else:
                 ids = torch.arange(self._vocab_size, device=logits.device)[None, :]
             strategies = [

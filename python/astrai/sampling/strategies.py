@@ -73,10 +73,27 @@ class TopKStrategy(BaseSamplingStrategy):
             if not 0 < k < width:
                 continue
             rows = (top_k == k).nonzero().flatten()
-            values, ids = result[rows].topk(k, dim=-1)
+            values, ids = first_k(result[rows], k)
             kept = torch.full((len(rows), width), filter_value, device=logits.device)
             result[rows] = kept.scatter_(-1, ids, values)
         return result
+
+
+def first_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, ids) of the first k tokens of each row, both [n, k]: by falling score, of equal
+    scores the lower id first. scores: [n, width], k < width."""
+    values, ids = scores.topk(k + 1, dim=-1)
+    # Which of equal scores are among them, and in which order, topk leaves open.
+    is_cut = (values[:, k - 1] == values[:, k]) & (values[:, k] > _NEG_INF)
+    for row in is_cut.nonzero().flatten().tolist():
+        last = values[row, k - 1]
+        n_before = int((values[row] > last).sum())
+        equal_ids = (scores[row] == last).nonzero().flatten()
+        ids[row, n_before:k] = equal_ids[: k - n_before]
+    ids, by_id = ids[:, :k].sort(dim=-1)
+    values = values[:, :k].gather(-1, by_id)
+    values, by_value = values.sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
 
 
 class TopPStrategy(BaseSamplingStrategy):

@@ -13,6 +13,7 @@ from astrai.sampling import (
     TopPStrategy,
     sample,
 )
+from astrai.sampling.strategies import first_k
 
 LOGITS = torch.tensor([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 5.0, 1.0]])
 
@@ -106,3 +107,35 @@ def test_sample_follows_the_softmax() -> None:
 def test_a_parameter_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="3 values for 2 rows"):
         TemperatureStrategy([1.0, 1.0, 1.0]).apply(LOGITS)
+
+
+@given(
+    st.integers(2, 40).flatmap(
+        lambda width: st.tuples(
+            st.lists(
+                st.lists(
+                    st.sampled_from([-float("inf"), -1.5, 0.0, 1.0, 2.0]),
+                    min_size=width,
+                    max_size=width,
+                ),
+                min_size=1,
+                max_size=4,
+            ),
+            st.integers(1, width - 1),
+        )
+    )
+)
+def test_of_equal_logits_the_lower_ids_come_first(case: tuple[list[list[float]], int]) -> None:
+    rows, k = case
+    values, ids = first_k(torch.tensor(rows), k)
+    for row, row_values, row_ids in zip(rows, values.tolist(), ids.tolist(), strict=True):
+        ordered = sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
+        finite = [i for i in ordered if row[i] > -float("inf")]  # others are never drawn
+        assert row_ids[: len(finite)] == finite
+        assert row_values == [row[i] for i in ordered]
+
+
+def test_top_k_keeps_the_lowest_ids_of_a_tie_at_its_end() -> None:
+    logits = torch.zeros(2, 5000)
+    logits[1, 4000] = 1.0
+    assert kept(TopKStrategy(3).apply(logits)) == [[0, 1, 2], [0, 1, 4000]]
