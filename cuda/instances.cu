@@ -25,6 +25,7 @@ KernelInstances compiled_instances() {
   for (const char* kernel : {"sample", "top_logprobs"}) {
     instances[kernel] = {{"bfloat16", 0}, {"float16", 0}, {"float32", 0}};  // logits have no head_dim
   }
+  instances["keep_drawn"] = {{"int32", 0}};  // ids
   instances["store_kv"] = {{"bfloat16", 0}, {"float16", 0}};  // one kernel moves rows of any length
   return instances;
 }

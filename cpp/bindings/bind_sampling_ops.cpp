@@ -10,6 +10,29 @@
 namespace py = pybind11;
 
 namespace astrai::bindings {
+namespace {
+
+// The tensors of `edits` with what keeps their buffers for a call.
+struct BorrowedEdits {
+  std::array<TensorBorrow, 6> borrows;
+  std::optional<LogitEditTensors> tensors;
+};
+
+void load_edits(const char* op, const std::optional<py::tuple>& edits, BorrowedEdits& loaded) {
+  if (!edits) return;
+  std::array<TensorView, 6> views;
+  if (edits->size() != views.size()) {
+    throw std::invalid_argument(std::string(op) + ": edits is not a tuple of 6 tensors");
+  }
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (!loaded.borrows[i].load((*edits)[i], views[i])) {
+      throw py::type_error(std::string(op) + ": edits holds something that is no tensor");
+    }
+  }
+  loaded.tensors = LogitEditTensors{views[0], views[1], views[2], views[3], views[4], views[5]};
+}
+
+}  // namespace
 
 void bind_sampling_ops(py::module_& m) {
   m.def(
@@ -19,17 +42,10 @@ void bind_sampling_ops(py::module_& m) {
          const TensorView& is_faulty, const TensorView& workspace, const std::optional<py::tuple>& edits,
          const std::optional<TensorView>& bitmask, const std::optional<TensorView>& bitmask_rows, bool has_wide_rows,
          const StreamHandle& stream) {
-        SampleTensors tensors{logits.view, temperature, top_k,     top_p,        min_p,   seeds,       positions,
-                              token_ids,   is_faulty,   workspace, std::nullopt, bitmask, bitmask_rows};
-        std::array<TensorBorrow, 5> borrows;  // hold the edits' buffers during the call
-        if (edits) {
-          if (edits->size() != borrows.size()) throw std::invalid_argument("sample: edits is not a tuple of 5 tensors");
-          std::array<TensorView, 5> views;
-          for (size_t i = 0; i < views.size(); ++i) {
-            if (!borrows[i].load((*edits)[i], views[i])) throw py::type_error("sample: edits holds something that is no tensor");
-          }
-          tensors.edits = LogitEditTensors{views[0], views[1], views[2], views[3], views[4]};
-        }
+        BorrowedEdits loaded;
+        load_edits("sample", edits, loaded);
+        const SampleTensors tensors{logits.view, temperature, top_k,     top_p,          min_p,   seeds,       positions,
+                                    token_ids,   is_faulty,   workspace, loaded.tensors, bitmask, bitmask_rows};
         sample(tensors, has_wide_rows, stream_or_current(stream, logits));
       },
       py::arg("logits"), py::arg("temperature"), py::arg("top_k"), py::arg("top_p"), py::arg("min_p"), py::arg("seeds"),
@@ -38,6 +54,16 @@ void bind_sampling_ops(py::module_& m) {
       py::arg("has_wide_rows") = true, py::arg("stream") = py::none(), "Draw one token a row.");
   m.def("sample_workspace_bytes", &sample_workspace_bytes, py::arg("batch"), py::arg("vocab_size"),
         "Bytes of sample's workspace.");
+  m.def(
+      "keep_drawn",
+      [](const StreamedTensor& token_ids, const TensorView& is_faulty, const TensorView& rows, const TensorView& last_ids,
+         const std::optional<py::tuple>& edits, const StreamHandle& stream) {
+        BorrowedEdits loaded;
+        load_edits("keep_drawn", edits, loaded);
+        keep_drawn(token_ids.view, is_faulty, rows, last_ids, loaded.tensors, stream_or_current(stream, token_ids));
+      },
+      py::arg("token_ids"), py::arg("is_faulty"), py::arg("rows"), py::arg("last_ids"), py::arg("edits") = py::none(),
+      py::arg("stream") = py::none(), "Keep what was drawn for the next draw.");
   m.def(
       "top_logprobs",
       [](const StreamedTensor& logits, const TensorView& token_ids, const TensorView& chosen, const TensorView& top_ids,

@@ -39,15 +39,16 @@ void check_workspace(ShapeCheck& check, const TensorView& workspace, int64_t n_b
 }
 
 LogitEdits check_edits(ShapeCheck& check, const LogitEditTensors& edits) {
-  check_flat(check, "edit_indptr", edits.indptr, {check.size("B") + 1}, {DType::kInt32});
-  check_flat(check, "edit_ids", edits.ids, {"n_edits"}, {DType::kInt32});
-  check_flat(check, "edit_bias", edits.bias, {"n_edits"}, {DType::kFloat32});
-  check_flat(check, "edit_counts", edits.counts, {"n_edits"}, {DType::kFloat32});
-  check_flat(check, "penalties", edits.penalties, {"B", 3}, {DType::kFloat32});
-  check.require(check.size("n_edits") <= kMaxInt, "edit_ids has more than 2^31 - 1 entries");
-  return {edits.indptr.data_as<const int32_t>(), edits.ids.data_as<const int32_t>(), edits.bias.data_as<const float>(),
-          edits.counts.data_as<const float>(), edits.penalties.data_as<const float>(),
-          static_cast<int>(check.size("n_edits"))};
+  check_flat(check, "edit_rows", edits.rows, {"B"}, {DType::kInt32});
+  check_flat(check, "edit_lens", edits.lens, {"L"}, {DType::kInt32});
+  check_flat(check, "edit_ids", edits.ids, {"L", "C"}, {DType::kInt32});
+  check_flat(check, "edit_bias", edits.bias, {"L", "C"}, {DType::kFloat32});
+  check_flat(check, "edit_counts", edits.counts, {"L", "C"}, {DType::kFloat32});
+  check_flat(check, "penalties", edits.penalties, {"L", 3}, {DType::kFloat32});
+  check.require(edits.ids.numel() <= kMaxInt, "edit_ids has more than 2^31 - 1 entries");
+  return {edits.rows.data_as<const int32_t>(), edits.lens.data_as<int32_t>(),  edits.ids.data_as<int32_t>(),
+          edits.bias.data_as<float>(),         edits.counts.data_as<float>(),  edits.penalties.data_as<const float>(),
+          static_cast<int>(check.size("L")),   static_cast<int>(check.size("C"))};
 }
 
 }  // namespace
@@ -111,6 +112,31 @@ SampleArgs check_sample(const SampleTensors& tensors, bool has_wide_rows) {
   args.states =
       reinterpret_cast<SampleRowState*>(tensors.workspace.data_as<uint8_t>() + subset_keys_bytes(batch, vocab_size));
   args.has_wide_rows = has_wide_rows;
+  return args;
+}
+
+KeepDrawnArgs check_keep_drawn(const TensorView& token_ids, const TensorView& is_faulty, const TensorView& rows,
+                               const TensorView& last_ids, const std::optional<LogitEditTensors>& edits) {
+  ShapeCheck check("keep_drawn");
+  check_flat(check, "token_ids", token_ids, {"B"}, {DType::kInt32});
+  check_flat(check, "is_faulty", is_faulty, {"B"}, {DType::kBool, DType::kUInt8});
+  check_flat(check, "rows", rows, {"B"}, {DType::kInt32});
+  check_flat(check, "last_ids", last_ids, {"N"}, {DType::kInt32});
+  check.writable("last_ids", last_ids);
+  check.require(check.size("B") <= kMaxSampleBatch && check.size("N") <= kMaxInt,
+                [&] { return "token_ids has shape " + shape_string(token_ids) + "; accepted: up to 65535 rows"; });
+  KeepDrawnArgs args{};
+  args.token_ids = token_ids.data_as<const int32_t>();
+  args.is_faulty = is_faulty.data_as<const uint8_t>();
+  args.rows = rows.data_as<const int32_t>();
+  args.last_ids = last_ids.data_as<int32_t>();
+  args.batch = static_cast<int>(check.size("B"));
+  args.n_places = static_cast<int>(check.size("N"));
+  if (edits) {
+    args.edits = check_edits(check, *edits);
+    check.writable("edit_lens", edits->lens).writable("edit_ids", edits->ids);
+    check.writable("edit_bias", edits->bias).writable("edit_counts", edits->counts);
+  }
   return args;
 }
 

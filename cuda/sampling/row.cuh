@@ -45,22 +45,31 @@ __device__ __forceinline__ bool is_allowed(const uint8_t* allowed, int id) {
   return allowed == nullptr || (allowed[id / 8] >> (id % 8) & 1) != 0;
 }
 
-// The entries of the row's edit list; none for a faulty row whose list is not within the lists.
+// The row's edit list, -1 for none.
+__device__ __forceinline__ int edit_list(const SampleArgs& args, int row) {
+  return args.edits.rows == nullptr ? -1 : max(args.edits.rows[row], -1);
+}
+
+// The entries of the row's edit list; none for a faulty row whose list is not one of the lists, or longer than they are.
 struct EditRange {
   int begin, end;
 };
 __device__ __forceinline__ EditRange edit_range(const SampleArgs& args, int row) {
-  if (args.edits.indptr == nullptr) return {0, 0};
-  const EditRange range{args.edits.indptr[row], args.edits.indptr[row + 1]};
-  return range.begin < 0 || range.end > args.edits.n ? EditRange{0, 0} : range;
+  const int list = edit_list(args, row);
+  if (list < 0 || list >= args.edits.n_lists) return {0, 0};
+  const int len = args.edits.lens[list], begin = list * args.edits.capacity;
+  return len < 0 || len > args.edits.capacity ? EditRange{0, 0} : EditRange{begin, begin + len};
 }
 
 // Whether this thread, one of n_threads, finds nothing in the row's lists that lies outside the tensors they point into. A
 // row where one does is faulty; until that is known nothing outside is touched.
 inline __device__ __noinline__ bool lists_are_sound(const SampleArgs& args, int row, int n_threads) {
   bool is_sound = args.bitmask_rows == nullptr || args.bitmask_rows[row] < args.n_bitmask_rows;
-  if (args.edits.indptr == nullptr) return is_sound;
-  is_sound = is_sound && args.edits.indptr[row] >= 0 && args.edits.indptr[row + 1] <= args.edits.n;
+  const int list = edit_list(args, row);
+  if (list < 0) return is_sound;
+  if (list >= args.edits.n_lists) return false;
+  const int len = args.edits.lens[list];
+  is_sound = is_sound && len >= 0 && len <= args.edits.capacity;
   const EditRange range = edit_range(args, row);
   for (int entry = range.begin + static_cast<int>(threadIdx.x); entry < range.end; entry += n_threads) {
     const int id = args.edits.ids[entry];
@@ -72,8 +81,8 @@ inline __device__ __noinline__ bool lists_are_sound(const SampleArgs& args, int 
 // Logit of the entry's token after bias and penalties, rounded after each step as the CPU rounds.
 template <typename T>
 __device__ float edited_value(const SampleArgs& args, int row, const T* logits, int entry) {
-  const float repetition = args.edits.penalties[3 * row], frequency = args.edits.penalties[3 * row + 1],
-              presence = args.edits.penalties[3 * row + 2];
+  const float* penalties = args.edits.penalties + 3 * args.edits.rows[row];
+  const float repetition = penalties[0], frequency = penalties[1], presence = penalties[2];
   const float count = args.edits.counts[entry];
   float value = __fadd_rn(to_float(logits[args.edits.ids[entry]]), args.edits.bias[entry]);
   if (count < 0.0f) return value;

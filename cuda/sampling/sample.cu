@@ -18,7 +18,8 @@ void sample(const SampleTensors& tensors, bool has_wide_rows, void* stream) {
                               {"workspace", &tensors.workspace}});
   if (tensors.edits) {
     check_on_one_gpu("sample", {{"logits", &tensors.logits},
-                                {"edit_indptr", &tensors.edits->indptr},
+                                {"edit_rows", &tensors.edits->rows},
+                                {"edit_lens", &tensors.edits->lens},
                                 {"edit_ids", &tensors.edits->ids},
                                 {"edit_bias", &tensors.edits->bias},
                                 {"edit_counts", &tensors.edits->counts},

@@ -526,13 +526,21 @@ def sample(
     token_ids: Tensor,
     is_faulty: Tensor,
     workspace: Tensor,
-    edits: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
+    edits: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
     bitmask: Tensor | None = None,
     bitmask_rows: Tensor | None = None,
     has_wide_rows: bool = True,
     stream: int | None = None,
 ) -> None: ...
 def sample_workspace_bytes(batch: int, vocab_size: int) -> int: ...
+def keep_drawn(
+    token_ids: Tensor,
+    is_faulty: Tensor,
+    rows: Tensor,
+    last_ids: Tensor,
+    edits: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] | None = None,
+    stream: int | None = None,
+) -> None: ...
 def top_logprobs(
     logits: Tensor,
     token_ids: Tensor,

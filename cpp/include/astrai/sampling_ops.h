@@ -17,16 +17,17 @@ constexpr int kMaxSampleBatch = 65535;
 constexpr int kMaxNarrowTopK = 512;  // up to here a row's candidates fit one thread block
 constexpr int kMaxTopLogprobs = 64;
 
-// What changes single logits before all else. The list of row b is entries edit_indptr[b] .. edit_indptr[b + 1], each
-// with an id of its own. A logit x becomes, in float32: x += bias; if count >= 0: x = x > 0 ? x / repetition
-// : x * repetition, then x -= count * frequency + (count > 0 ? presence : 0). Keskar et al., CTRL, 2019, section 4.1, and
-// OpenAI's formula of the two penalties. Logits of other tokens are taken as they are.
+// What changes single logits before all else: L lists with room for C entries each, which live longer than a batch. The
+// entries of a list have ids of their own. A logit x becomes, in float32: x += bias; if count >= 0: x = x > 0
+// ? x / repetition : x * repetition, then x -= count * frequency + (count > 0 ? presence : 0). Keskar et al., CTRL, 2019,
+// section 4.1, and OpenAI's formula of the two penalties. Logits of other tokens are taken as they are.
 struct LogitEditTensors {
-  TensorView indptr;     // [B + 1] int32, rising from 0
-  TensorView ids;        // [n] int32 in [0, V)
-  TensorView bias;       // [n] float32; -inf forbids the token
-  TensorView counts;     // [n] float32: how often the row generated the token, -1: leave the penalties out
-  TensorView penalties;  // [B, 3] float32: repetition, frequency, presence
+  TensorView rows;       // [B] int32: the list of each row, in [0, L); negative for none
+  TensorView lens;       // [L] int32: entries in use, up to C
+  TensorView ids;        // [L, C] int32 in [0, V)
+  TensorView bias;       // [L, C] float32; -inf forbids the token
+  TensorView counts;     // [L, C] float32: how often the row generated the token, -1: leave the penalties out
+  TensorView penalties;  // [L, 3] float32: repetition, frequency, presence; 1, 0 and 0 are none
 };
 
 struct SampleTensors {
@@ -57,6 +58,15 @@ struct SampleTensors {
 void sample(const SampleTensors& tensors, bool has_wide_rows, void* stream);
 int64_t sample_workspace_bytes(int64_t batch, int64_t vocab_size);
 
+// What a draw leaves for the next one of the same rows.
+//   token_ids  [B] int32, is_faulty [B] bool or uint8: as sample() wrote them
+//   rows       [B] int32 in [0, N): where the id of each row belongs
+//   last_ids   [N] int32: last_ids[rows[b]] = token_ids[b]; of rows with the same place one is kept
+// In the list of a row with penalties the token counts once more; one that is new there becomes its last entry, where the
+// list has room. A faulty row counts nothing. No two rows may have one list.
+void keep_drawn(const TensorView& token_ids, const TensorView& is_faulty, const TensorView& rows,
+                const TensorView& last_ids, const std::optional<LogitEditTensors>& edits, void* stream);
+
 // Log-probabilities log_softmax(logits), none below -9999, of the chosen token and of the first n tokens of the order.
 //   logits        [B, V] bfloat16, float16 or float32: the unmodified ones
 //   token_ids     [B] int32 or int64 in [0, V): another traps on the device
@@ -76,11 +86,12 @@ constexpr int kChunkTokens = kScanThreads * kSubsetVecs * 8;
 constexpr int64_t n_chunks_of(int64_t vocab_size) { return (vocab_size + kChunkTokens - 1) / kChunkTokens; }
 
 struct LogitEdits {
-  const int32_t* indptr;    // [batch + 1], null without edits
-  const int32_t* ids;
-  const float *bias, *counts;
-  const float* penalties;   // [batch, 3]
-  int n;                    // entries of all lists
+  const int32_t* rows;      // [batch], null without edits
+  int32_t* lens;            // [n_lists]
+  int32_t* ids;             // [n_lists, capacity], as bias and counts
+  float *bias, *counts;
+  const float* penalties;   // [n_lists, 3]
+  int n_lists, capacity;    // whose product is an int
 };
 
 // What one thread block leaves for the next kernel of the same call.
@@ -115,6 +126,17 @@ struct SampleArgs {
 };
 // Checks all but the device.
 SampleArgs check_sample(const SampleTensors& tensors, bool has_wide_rows);
+
+struct KeepDrawnArgs {
+  const int32_t* token_ids;
+  const uint8_t* is_faulty;
+  const int32_t* rows;
+  int32_t* last_ids;
+  LogitEdits edits;
+  int batch, n_places;      // of last_ids
+};
+KeepDrawnArgs check_keep_drawn(const TensorView& token_ids, const TensorView& is_faulty, const TensorView& rows,
+                               const TensorView& last_ids, const std::optional<LogitEditTensors>& edits);
 
 struct TopLogprobsArgs {
   const void* logits;

@@ -19,6 +19,7 @@ from astrai.engine.request import GenerationRequest
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.engine.scheduling_state import HostPool, generation_room
 from astrai.extension import AttentionBackend, Selection, current_selection
+from astrai.sampling.penalties import LogitEdits
 from astrai.structured import (
     CompiledGrammar,
     Grammar,
@@ -93,11 +94,13 @@ class InProcessClient:
         has_text: bool = True,
         default_backend: AttentionBackend | None = None,
         memory_bytes: Mapping[str, int] | None = None,
+        max_edits: int | None = None,
     ) -> None:
         """end_ids: ids that end a text unless ignore_eos. grammars: compiles those of requests.
         has_text: False without a tokenizer, when every token is told at once because no text will
         ever tell it. default_backend: attention backend of requests that were made under no
-        selection. memory_bytes: what the engine holds, by name, for `stats`."""
+        selection. memory_bytes: what the engine holds, by name, for `stats`. max_edits: see
+        `Sampler`."""
         self._scheduler = scheduler
         self._pool = pool
         self._vocab_size = vocab_size
@@ -106,6 +109,7 @@ class InProcessClient:
         self._has_text = has_text
         self._default_backend = default_backend
         self._memory_bytes = dict(memory_bytes or {})
+        self._max_edits = max_edits
 
     def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
         params = request.params
@@ -141,6 +145,7 @@ class InProcessClient:
             n_prompt=n_prompt,
             grammar=None if request.grammar is None else self._compiled(request.grammar),
         )
+        self._check_edits(task)
         self._scheduler.submit(task)
         return task.task_id
 
@@ -172,6 +177,18 @@ class InProcessClient:
             raise RequestError(str(error), "invalid_grammar", "grammar") from None
         except GrammarBusyError as error:
             raise QueueFullError(str(error), retry_after_s=1.0) from None
+
+    def _check_edits(self, task: EngineTask) -> None:
+        if self._max_edits is None or not task.params.logit_bias:
+            return
+        n = LogitEdits.most(task.params, task.n_prompt, len(task.stop_ids), task.max_tokens)
+        if n > self._max_edits:
+            n_fitting = len(task.params.logit_bias) - (n - self._max_edits)
+            raise RequestError(
+                f"logit_bias has {len(task.params.logit_bias)} tokens; this engine takes "
+                f"{n_fitting} for a request of this length and these penalties",
+                param="logit_bias",
+            )
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:

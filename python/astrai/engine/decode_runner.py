@@ -68,8 +68,9 @@ class DecodeRunner:
         out = RowDraw.of(self._draw_words, n_rows)
 
         def whole_step() -> None:
-            self._sampler.draw(self._forward(step), RowParams.of(step.extra), out, has_wide_rows)
-            self.keep(step.batch.kv_cache.req_pool_indices, out.token_ids)
+            params = RowParams.of(step.extra)
+            self._sampler.draw(self._forward(step), params, out, has_wide_rows)
+            self.keep(out, params, step.batch.kv_cache.req_pool_indices)
 
         self._run(step, "wide" if has_wide_rows else "narrow", whole_step)
         return out
@@ -85,9 +86,9 @@ class DecodeRunner:
         self._run(step, "logits", lambda: logits.copy_(self._forward(step)))
         return logits
 
-    def keep(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Put drawn ids where the next step finds them. rows: of the pool; both int32 [n]."""
-        self._last_ids.index_copy_(0, rows.to(torch.int64), token_ids)
+    def keep(self, out: RowDraw, params: RowParams, rows: Tensor) -> None:
+        """Put what was drawn where the next step finds it. rows: int32 [n] of the pool."""
+        self._sampler.keep(out, params, rows, self._last_ids)
 
     def _forward(self, step: FixedStep) -> Tensor:
         batch = step.batch

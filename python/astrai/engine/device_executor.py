@@ -98,7 +98,7 @@ class DeviceExecutor:
         with torch.inference_mode(), torch.cuda.stream(self._stream), use_selection(selection):
             for n_rows in reversed(graph_sizes(self._max_rows)):
                 staged = self._steps.stage([], [], n_rows)
-                self._sampler.plan([], staged.extra.numpy(), n_rows)
+                self._sampler.plan([], [], staged.extra.numpy(), n_rows)
                 self._steps.send(staged)
                 for has_wide_rows in (False, True):
                     self._decode.draw(staged.fixed, has_wide_rows)
@@ -109,7 +109,7 @@ class DeviceExecutor:
     def _launch_decode(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
         n_padded = padded_rows(len(slots), self._max_rows)
         staged = self._steps.stage(group.req_indices, group.starts, n_padded, group.rope_offsets)
-        plan = self._sampler.plan(slots, staged.extra.numpy(), n_padded)
+        plan = self._sampler.plan(slots, group.req_indices, staged.extra.numpy(), n_padded)
         self._steps.send(staged)
         step = staged.fixed
         with use_selection(group.selection):
@@ -136,7 +136,7 @@ class DeviceExecutor:
         with use_selection(group.selection):
             logits = self._logits(batch, indices)
         words = torch.empty(WORDS_PER_ROW * n, dtype=torch.int32, pin_memory=True)
-        plan = self._sampler.plan(slots, words.numpy())
+        plan = self._sampler.plan(slots, group.req_indices[:n], words.numpy())
         if n == 0:
             return LaunchedRows(self._sampler, plan, None)
         params = RowParams.of(words.to(self._pool.device, non_blocking=True))
@@ -159,9 +159,9 @@ class DeviceExecutor:
         """Draw a token of each row of logits with all that the rows ask for."""
         n = len(logits)
         out = RowDraw.of(self._last_ids.new_empty(RowDraw.n_words(n)), n)
-        special = None if plan.is_plain else self._sampler.special_rows(plan, n)
-        self._sampler.draw(logits, params, out, plan.has_wide_rows, special)
-        self._decode.keep(rows, out.token_ids)
+        masks = self._sampler.masks(plan, n)
+        self._sampler.draw(logits, params, out, plan.has_wide_rows, masks)
+        self._decode.keep(out, params, rows)
         return LaunchedRows(self._sampler, plan, out, logits)
 
     def _has_fixed_decode(self, selection: Any) -> bool:

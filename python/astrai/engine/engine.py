@@ -189,6 +189,7 @@ class InferenceEngine:
             }
             if self.ledger is None
             else self.ledger.parts,
+            max_edits=sampler.max_edits,
         )
         self._scheduler.start()
 

@@ -38,6 +38,7 @@ def executor_for(
     if not draws_on_device:
         sampler = Sampler(vocab_size)
         return StepExecutor(model, pool, sampler), sampler
-    device_sampler = DeviceSampler(vocab_size, pool.device, pool.host.max_batch_size)
+    host = pool.host
+    device_sampler = DeviceSampler(vocab_size, pool.device, host.max_batch_size, host.max_seq_len)
     rows = max_prompt_rows(pool.host.max_batch_size, prefill_chunk)
     return DeviceExecutor(model, pool, device_sampler, enable_cuda_graph, rows), device_sampler

@@ -18,6 +18,7 @@ from astrai.engine.prompt_runner import max_prompt_rows, prompt_sizes
 from astrai.extension import ops
 from astrai.kvcache import max_decode_splits
 from astrai.models.experts import is_grouped
+from astrai.sampling.device_edits import edit_list_bytes
 
 if TYPE_CHECKING:
     from astrai.models import CausalLM
@@ -162,7 +163,8 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
         )
         if sizes
         else 0,
-        "sampling": ops.sample_workspace_bytes(n_rows, config.vocab_size),
+        "sampling": ops.sample_workspace_bytes(n_rows, config.vocab_size)
+        + n_rows * edit_list_bytes(config.vocab_size, limits.max_seq_len),
         "decode_workspace": splits * config.n_heads * (config.head_dim + 2) * 4
         + n_rows * head_bytes * item,
         "request_table": 4 * (n_rows + 1) * limits.max_seq_len,

@@ -67,7 +67,7 @@ class Publisher:
             self._close(task, "error")
             return
         task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
-        task.waits_for_tokens = params.has_penalties or task.grammar is not None
+        task.waits_for_tokens = task.grammar is not None  # the mask follows from the last token
         self._by_handle[task.text_handle] = task
         self._stats.n_prompt_tokens += task.n_prompt
         self._state.submit(task)

@@ -1,8 +1,9 @@
 """Sampling on a GPU for the engine: nothing is read back to draw, and the ids stay on the device.
 
 A step has two halves. On the host `plan` turns the slots of the rows into words of the step's one
-copy to the device, and counts their tokens as drawn; on the device `draw` reads those words. The
-second half may be part of a captured graph; edits and log-probabilities have their own launches.
+copy to the device, and counts their tokens as drawn; on the device `draw` reads those words and
+`keep` leaves what the next step needs. The second half may be part of a captured graph, penalties
+included; grammars and log-probabilities have their own launches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from astrai.extension import ops
-from astrai.sampling.device_edits import edit_lists
+from astrai.sampling.device_edits import DeviceEdits, edit_capacity
 from astrai.sampling.logprobs import TokenLogprob
 from astrai.sampling.params import SamplingParams
 from astrai.sampling.penalties import LogitEdits
@@ -26,13 +27,13 @@ __all__ = [
     "WORDS_PER_ROW",
     "DeviceSampler",
     "RowDraw",
+    "RowMasks",
     "RowParams",
     "RowPlan",
-    "SpecialRows",
     "token_logprobs",
 ]
 
-WORDS_PER_ROW = 8  # int32 words of a row's parameters
+WORDS_PER_ROW = 9  # int32 words of a row's parameters
 _MAX_NARROW_TOP_K = 512  # of `ops.sample`: up to here the candidates of a row fit one thread block
 
 
@@ -43,15 +44,14 @@ class RowPlan:
     slots: Sequence[int]  # [n_rows]
     generations: npt.NDArray[np.int64]  # [n_rows] which request of its slot each row is
     has_wide_rows: bool  # some row draws among more than _MAX_NARROW_TOP_K tokens
-    edits: list[LogitEdits | None] | None  # [n_rows]; None when no row has any
-    n_generated: list[int]  # [n_rows] tokens drawn before this one; empty without edits
+    edits: list[tuple[int, LogitEdits]]  # rows with edits
     n_top: list[int | None] | None  # [n_rows] alternatives asked for; None when no row asks
     masked_rows: list[int]  # rows that follow a grammar
 
     @property
     def is_plain(self) -> bool:
         """Whether `draw` alone does it all."""
-        return self.edits is None and self.n_top is None and not self.masked_rows
+        return self.n_top is None and not self.masked_rows
 
     @property
     def n_rows(self) -> int:
@@ -68,13 +68,14 @@ class RowParams:
     top_p: torch.Tensor  # float32
     min_p: torch.Tensor  # float32
     top_k: torch.Tensor  # int32
+    edit_rows: torch.Tensor  # int32: the row's list of edits, -1 for none
 
     @staticmethod
     def of(words: torch.Tensor) -> RowParams:
         """words: int32 [WORDS_PER_ROW * n], as `DeviceSampler.plan` wrote them; on 8 bytes."""
         n = len(words) // WORDS_PER_ROW
-        parts = torch.split(words, [2 * n, 2 * n, n, n, n, n])
-        seeds, positions, temperature, top_p, min_p, top_k = parts
+        parts = torch.split(words, [2 * n, 2 * n, n, n, n, n, n])
+        seeds, positions, temperature, top_p, min_p, top_k, edit_rows = parts
         return RowParams(
             seeds=seeds.view(torch.int64),
             positions=positions.view(torch.int64),
@@ -82,6 +83,7 @@ class RowParams:
             top_p=top_p.view(torch.float32),
             min_p=min_p.view(torch.float32),
             top_k=top_k,
+            edit_rows=edit_rows,
         )
 
 
@@ -105,23 +107,24 @@ class RowDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class SpecialRows:
-    """What only some rows have, as `ops.sample` takes it."""
+class RowMasks:
+    """The masks of the rows that follow a grammar, as `ops.sample` takes them."""
 
-    edits: ops.LogitEdits | None = None
-    bitmask: torch.Tensor | None = None  # int32 [n masks, ceil(vocab_size / 32)]
-    bitmask_rows: torch.Tensor | None = None  # int32 [n]
-
-
-_NOTHING_SPECIAL = SpecialRows()
+    bitmask: torch.Tensor  # int32 [n masks, ceil(vocab_size / 32)]
+    bitmask_rows: torch.Tensor  # int32 [n], -1 for rows without
 
 
 class DeviceSampler(Sampler):
     """The slots of `Sampler`, drawn by `ops.sample`. Single-threaded."""
 
-    def __init__(self, vocab_size: int, device: torch.device, max_rows: int) -> None:
-        """max_rows: of one draw, padding included."""
+    def __init__(
+        self, vocab_size: int, device: torch.device, max_rows: int, max_seq_len: int
+    ) -> None:
+        """max_rows: of one draw, padding included, and of the pool. max_seq_len: of a text."""
         super().__init__(vocab_size)
+        capacity = edit_capacity(vocab_size, max_seq_len)
+        self.max_edits = None if capacity == vocab_size else capacity
+        self._lists = DeviceEdits(max_rows, capacity, device)
         self._device = device
         self._generation = np.zeros(len(self._flags), np.int64)  # requests a slot has had
         self._workspace = torch.empty(
@@ -129,18 +132,23 @@ class DeviceSampler(Sampler):
         )
 
     def plan(
-        self, slots: Sequence[int], words: npt.NDArray[np.int32], n_padded: int | None = None
+        self,
+        slots: Sequence[int],
+        pool_rows: Sequence[int],
+        words: npt.NDArray[np.int32],
+        n_padded: int | None = None,
     ) -> RowPlan:
         """Write the parameters of these slots to words [WORDS_PER_ROW * n_padded], which travel to
-        the device, and count one token more for each. Padding rows take the best token."""
+        the device, and count one token more for each. pool_rows: of the requests, where their
+        lists of edits are made ready on the current stream. Padding rows take the best token."""
         n = len(slots)
         n_padded = n if n_padded is None else n_padded
         at = np.asarray(slots, np.intp)
         flags = self._flags[at]
         any_flag = int(np.bitwise_or.reduce(flags)) if n else 0
         is_random = (flags & RANDOM) != 0
-        ends = np.cumsum([2, 2, 1, 1, 1]) * n_padded
-        seeds, positions, temperature, top_p, min_p, top_k = np.split(words, ends)
+        ends = np.cumsum([2, 2, 1, 1, 1, 1]) * n_padded
+        seeds, positions, temperature, top_p, min_p, top_k, edit_rows = np.split(words, ends)
         seeds.view(np.uint64)[:n] = self._seed[at]
         positions.view(np.int64)[:n] = self._position[at]
         for column, values in (
@@ -153,10 +161,14 @@ class DeviceSampler(Sampler):
         top_k[:n] = self._top_k[at]
         seeds[2 * n :] = positions[2 * n :] = 0
         top_k[n:] = 1
-        edits, n_generated = None, []
+        edit_rows[:] = -1
+        edits: list[tuple[int, LogitEdits]] = []
         if any_flag & EDITED:
-            edits = [self._edits.get(slot) for slot in slots]
-            n_generated = self._position[at].tolist()
+            for row in np.flatnonzero(flags & EDITED).tolist():
+                slot, pool_row = slots[row], pool_rows[row]
+                edits.append((row, self._edits[slot]))
+                self._lists.prepare(pool_row, self._edits[slot], int(self._position[slot]))
+                edit_rows[row] = pool_row
         self._position[at] += 1
         n_top: list[int | None] | None = None
         if any_flag & LOGPROBS:
@@ -169,7 +181,6 @@ class DeviceSampler(Sampler):
             self._generation[at],
             bool(is_wide.any()),
             edits,
-            n_generated,
             n_top,
             masked_rows,
         )
@@ -180,10 +191,9 @@ class DeviceSampler(Sampler):
         params: RowParams,
         out: RowDraw,
         has_wide_rows: bool,
-        special: SpecialRows | None = None,
+        masks: RowMasks | None = None,
     ) -> None:
         """Draw a token of each row of logits [n, vocab_size] into out. Launches only."""
-        special = special or _NOTHING_SPECIAL
         ops.sample(
             logits,
             params.temperature,
@@ -192,37 +202,39 @@ class DeviceSampler(Sampler):
             params.min_p,
             params.seeds,
             params.positions,
-            edits=special.edits,
-            bitmask=special.bitmask,
-            bitmask_rows=special.bitmask_rows,
+            edits=self._lists.of(params.edit_rows),
+            bitmask=None if masks is None else masks.bitmask,
+            bitmask_rows=None if masks is None else masks.bitmask_rows,
             has_wide_rows=has_wide_rows,
             token_ids=out.token_ids,
             is_faulty=out.is_faulty,
             workspace=self._workspace,
         )
 
-    def special_rows(self, plan: RowPlan, n_padded: int) -> SpecialRows:
-        """The plan's edits and masks on their way to the device; padding rows have none."""
-        n_more = n_padded - plan.n_rows
-        edits = bitmask = bitmask_rows = None
-        if plan.edits is not None:
-            edits = edit_lists(
-                plan.edits + [None] * n_more, plan.n_generated + [0] * n_more, self._device
-            )
-        if plan.masked_rows:
-            masks = self._grammars.masks([plan.slots[row] for row in plan.masked_rows])
-            rows = np.full(n_padded, -1, np.int32)
-            rows[plan.masked_rows] = np.arange(len(masks))
-            bitmask, bitmask_rows = _send(masks, self._device), _send(rows, self._device)
-        return SpecialRows(edits, bitmask, bitmask_rows)
+    def keep(
+        self, out: RowDraw, params: RowParams, rows: torch.Tensor, last_ids: torch.Tensor
+    ) -> None:
+        """Put what was drawn where the next step finds it: the ids at last_ids[rows], and in the
+        lists of edits. rows: int32 [n]. Launches only."""
+        edits = self._lists.of(params.edit_rows)
+        ops.keep_drawn(out.token_ids, out.is_faulty, rows, last_ids, edits)
+
+    def masks(self, plan: RowPlan, n_padded: int) -> RowMasks | None:
+        """The plan's masks on their way to the device; padding rows have none."""
+        if not plan.masked_rows:
+            return None
+        masks = self._grammars.masks([plan.slots[row] for row in plan.masked_rows])
+        rows = np.full(n_padded, -1, np.int32)
+        rows[plan.masked_rows] = np.arange(len(masks))
+        return RowMasks(_send(masks, self._device), _send(rows, self._device))
 
     def note(
         self, plan: RowPlan, token_ids: Sequence[int], faulty_rows: frozenset[int]
     ) -> tuple[frozenset[int], dict[int, str]]:
         """Tell edits and grammars what was drawn: (completed rows, grammar errors by row). Rows
         whose request has left its slot since are passed over."""
-        for row, edit in enumerate(plan.edits or ()):
-            if edit is not None and row not in faulty_rows:
+        for row, edit in plan.edits:
+            if row not in faulty_rows:
                 edit.count(token_ids[row])
         if not plan.masked_rows:
             return frozenset(), {}

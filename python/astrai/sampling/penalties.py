@@ -53,6 +53,12 @@ class LogitEdits:
         """False for the common request whose logits are taken as they are."""
         return params.has_penalties or bool(params.logit_bias) or params.min_tokens > 0
 
+    @staticmethod
+    def most(params: SamplingParams, n_prompt: int, n_end_ids: int, max_tokens: int) -> int:
+        """Distinct tokens at most that these parameters change over a whole text."""
+        n_fixed = len(params.logit_bias or ()) + (n_end_ids if params.min_tokens else 0)
+        return n_fixed + (n_prompt + max_tokens if params.has_penalties else 0)
+
     def count(self, token_id: int) -> None:
         """Take note of a generated token."""
         self.n_generated += 1

@@ -50,6 +50,8 @@ class SampledRows:
 class Sampler:
     """Parameters and generator state of many requests, sampled together."""
 
+    max_edits: int | None = None  # tokens of one request whose logits may change; None is all
+
     def __init__(self, vocab_size: int, capacity: int = 64) -> None:
         self._vocab_size = vocab_size
         self._free = list(range(capacity))[::-1]

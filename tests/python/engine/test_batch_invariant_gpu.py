@@ -103,12 +103,14 @@ def model(request: pytest.FixtureRequest) -> CausalLM:
 
 def requests_of() -> list[GenerationRequest]:
     """Of 1 to 300 tokens, with common beginnings; greedy and seeded, some with log-probabilities,
-    so that all rows of the logits that matter are looked at."""
+    so that all rows of the logits that matter are looked at, and some with penalties."""
     base = [(i * i + 3) % VOCAB_SIZE for i in range(290)]
     found = []
     for i in range(N_REQUESTS):
         prompt = base[: 37 * (i % 8)] + [(31 * i + j) % VOCAB_SIZE for j in range(1 + i % 7)]
         draw: dict[str, Any] = {"temperature": 0} if i % 4 else {"seed": i, "top_k": 0}
+        if i % 5 == 1:
+            draw |= {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "min_tokens": i % 9}
         params = SamplingParams(
             max_tokens=8 + 3 * (i % 17), ignore_eos=True, logprobs=20 if i % 2 else None, **draw
         )

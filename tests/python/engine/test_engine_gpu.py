@@ -181,12 +181,12 @@ def test_logprobs_come_one_for_each_token(model: CausalLM) -> None:
 def test_the_steady_state_never_waits_for_the_device(model: CausalLM) -> None:
     """Everything that waits, other than for the event of the last step's ids, would raise."""
     with engine_of(model) as engine:
-        for params in (CASES["greedy"], CASES["sampled among all"]):
+        for params in (CASES["greedy"], CASES["sampled among all"], CASES["penalised"]):
             run_all(engine, prompts_with(params))  # graphs and allocations are there
         sink = Collector()
-        requests = prompts_with(greedy(600)) + prompts_with(
-            SamplingParams(seed=1, top_k=0, max_tokens=300)
-        )
+        penalised = greedy(300, repetition_penalty=1.2, min_tokens=250)
+        requests = prompts_with(greedy(600))[:6] + prompts_with(penalised)[:5]
+        requests += prompts_with(SamplingParams(seed=1, top_k=0, max_tokens=300))
         with no_device_sync():
             ids = [engine.client.submit(request, sink) for request in requests[:16]]
             sink.wait_for(lambda: len(sink.ends()) == len(ids))

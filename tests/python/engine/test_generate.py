@@ -21,7 +21,7 @@ from astrai.engine import (
     RequestError,
 )
 from astrai.extension import ATTN_BACKEND, attn_backend
-from astrai.sampling import SamplingParams
+from astrai.sampling import Sampler, SamplingParams
 from astrai.text import ChatTemplate
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -474,3 +474,22 @@ def test_messages_of_another_shape_are_refused(messages: Any) -> None:
 def test_chat_without_a_template_says_so(engine: InferenceEngine) -> None:
     with pytest.raises(RequestError, match="chat template"):
         engine.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_bias_of_more_tokens_than_fit_is_refused_and_the_most_that_fit_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sampler, "max_edits", 12)
+    with toy_engine() as engine:
+
+        def generate(n_biased: int, **options: Any) -> None:
+            bias = dict.fromkeys(range(n_biased), 1.0)
+            engine.generate([5, 6, 7], max_tokens=4, logit_bias=bias, temperature=0.0, **options)
+
+        generate(12)
+        generate(5, presence_penalty=0.5)  # beside 3 tokens of the prompt and 4 of the answer
+        with pytest.raises(RequestError, match="has 13 tokens; this engine takes 12") as caught:
+            generate(13)
+        assert caught.value.param == "logit_bias"
+        with pytest.raises(RequestError, match="has 6 tokens; this engine takes 5 "):
+            generate(6, presence_penalty=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ from astrai import _C
 from astrai.extension import ops
 from astrai.sampling import Sampler, SamplingParams
 from astrai.sampling.generator import gumbel_noise, row_keys
+from edit_lists import edited
 
 VOCABS = (1, 7, 64, 1000, 8193, 49152, 151936, 262144)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -353,33 +353,24 @@ def test_u10_a_row_is_drawn_alike_by_one_thread_block_and_by_clusters(
 
 
 def random_edits(n: int, vocab_size: int, n_edits: int) -> ops.LogitEdits:
-    """Rows 0, 3, 6, ... have no list; others have up to n_edits entries of distinct ids."""
-    lists = [
-        torch.randperm(vocab_size)[: 0 if row % 3 == 0 else min(n_edits, vocab_size - 1)]
-        for row in range(n)
-    ]
-    ids = torch.cat(lists).int()
-    bias = torch.where(torch.rand(len(ids)) < 0.3, torch.randn(len(ids)) * 20, 0.0)
-    bias[torch.rand(len(ids)) < 0.05] = -torch.inf
-    counts = torch.randint(-1, 4, (len(ids),)).float()
-    penalties = torch.stack((1 + torch.rand(n), torch.randn(n), torch.randn(n)), dim=1)
-    indptr = torch.tensor([0, *torch.tensor([len(one) for one in lists]).cumsum(0).tolist()])
-    tensors = (indptr.int(), ids, bias, counts, penalties)
+    """Rows 0, 3, 6, ... have no list, 1, 7, ... an empty one; others have up to n_edits entries of
+    distinct ids. What lies behind the entries is rubbish."""
+    n_lists, capacity = n + 5, n_edits + 3
+    lists = torch.randperm(n_lists)[:n].int()
+    lens = torch.full((n_lists,), min(n_edits, vocab_size - 1), dtype=torch.int32)
+    lens[lists[1::6]] = 0
+    lists[::3] = torch.tensor([-1, -7], dtype=torch.int32)[torch.arange(len(lists[::3])) % 2]
+    ids = torch.stack([torch.randperm(max(vocab_size, capacity))[:capacity] for _ in lens]).int()
+    bias = torch.where(torch.rand(ids.shape) < 0.3, torch.randn(ids.shape) * 20, 0.0)
+    bias[torch.rand(ids.shape) < 0.05] = -torch.inf
+    counts = torch.randint(-1, 4, ids.shape).float()
+    for one, n_used in enumerate(lens.tolist()):
+        ids[one, :n_used] = torch.randperm(vocab_size)[:n_used].int()
+        ids[one, n_used:] = 2**31 - 1
+        bias[one, n_used:] = torch.nan
+    penalties = torch.stack([1 + torch.rand(n_lists), *torch.randn(2, n_lists)], dim=1)
+    tensors = (lists, lens, ids, bias, counts, penalties)
     return ops.LogitEdits(*(tensor.cuda() for tensor in tensors))
-
-
-def edited(logits: Tensor, edits: ops.LogitEdits) -> Tensor:
-    """Logits after the edits, by the definition, float32."""
-    result = logits.float().clone()
-    bounds = edits.indptr.tolist()
-    for row, (begin, end) in enumerate(itertools.pairwise(bounds)):
-        ids, counts = edits.ids[begin:end].long(), edits.counts[begin:end]
-        repetition, frequency, presence = edits.penalties[row]
-        x = result[row, ids] + edits.bias[begin:end]
-        penalised = torch.where(x > 0, x / repetition, x * repetition)
-        penalised = penalised - (frequency * counts + presence * (counts > 0))
-        result[row, ids] = torch.where(counts >= 0, penalised, x)
-    return result
 
 
 @pytest.mark.gpu
@@ -438,12 +429,11 @@ def test_u11_rows_that_few_thread_blocks_share_are_drawn_as_by_many() -> None:
 
     for first in (0, 130, 289):
         some = slice(first, first + 11)
-        indptr = edits.indptr[first : first + 12]
-        own = replace(edits, indptr=indptr - indptr[0], penalties=edits.penalties[some])
-        for name in ("ids", "bias", "counts"):
-            own = replace(own, **{name: getattr(edits, name)[indptr[0] : indptr[-1]]})
         alone, _ = rows[some].draw(
-            logits[some], edits=own, bitmask=bitmask, bitmask_rows=bitmask_rows[some]
+            logits[some],
+            edits=replace(edits, rows=edits.rows[some]),
+            bitmask=bitmask,
+            bitmask_rows=bitmask_rows[some],
         )
         assert torch.equal(alone, together[some])
 
@@ -470,27 +460,28 @@ def test_a_row_whose_tokens_are_all_forbidden_is_faulty() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("top_k", [0, 5])
 def test_lists_that_point_outside_make_their_row_faulty_and_no_other(top_k: int) -> None:
-    vocab_size, n = 1000, 9
+    vocab_size, n = 1000, 12
     outside = [vocab_size, -1, 2**31 - 1, -(2**31)]
-    ids = torch.tensor([5, *outside, 6], dtype=torch.int32, device="cuda")
+    lists = torch.tensor([0, 1, 2, 3, 4, -1, -1, 5, 6, 7, 8, 2**30], dtype=torch.int32)
+    ids = torch.tensor([[5], *([i] for i in outside), [6], [5], [5]], dtype=torch.int32)
     edits = ops.LogitEdits(
-        # Rows 0 to 4 have an entry each, 5 and 6 none, 7 the last, 8 some past the end.
-        torch.tensor([0, 1, 2, 3, 4, 5, 5, 5, 6, 9], dtype=torch.int32, device="cuda"),
-        ids,
-        torch.zeros(6, device="cuda"),
-        torch.zeros(6, device="cuda"),
-        torch.ones(n, 3, device="cuda"),
+        lists.cuda(),  # of rows 8 and 9 too long or negative, of 10 and 11 none of the 8 there are
+        torch.tensor([1, 1, 1, 1, 1, 1, 2, -1], dtype=torch.int32, device="cuda"),
+        ids.cuda(),
+        torch.zeros(8, 1, device="cuda"),
+        torch.zeros(8, 1, device="cuda"),
+        torch.ones(8, 3, device="cuda"),
     )
     bitmask = torch.full((2, 32), -1, dtype=torch.int32, device="cuda")
-    bitmask_rows = torch.tensor([0, 1, 1, 1, 1, 2, 1, -1, 0], dtype=torch.int32, device="cuda")
+    bitmask_rows = torch.tensor([0, 1, 1, 1, 1, 2, 1, -1, 0, 0, 0, 0], dtype=torch.int32)
     rows, logits = Rows.of(n, top_k=top_k), random_logits(n, vocab_size, torch.float32)
 
     token_ids, is_faulty = rows.draw(
-        logits, edits=edits, bitmask=bitmask, bitmask_rows=bitmask_rows
+        logits, edits=edits, bitmask=bitmask, bitmask_rows=bitmask_rows.cuda()
     )
 
-    assert is_faulty.tolist() == [False, True, True, True, True, True, False, False, True]
-    assert token_ids[is_faulty.bool()].tolist() == [0] * 6
+    assert is_faulty.tolist() == [row not in (0, 6, 7) for row in range(n)]
+    assert token_ids[is_faulty.bool()].tolist() == [0] * 9
     for row in (0, 6, 7):
         assert int(token_ids[row]) in rows.expected(logits, row)
 
@@ -528,13 +519,14 @@ def test_arguments_that_do_not_fit_are_refused(name: str, value: Tensor, message
 
 def test_edits_that_do_not_fit_are_refused() -> None:
     edits = ops.LogitEdits(
-        torch.zeros(3, dtype=torch.int32),
-        torch.zeros(4, dtype=torch.int32),
-        torch.zeros(4),
-        torch.zeros(5),
-        torch.zeros(2, 3),
+        torch.zeros(2, dtype=torch.int32),
+        torch.zeros(7, dtype=torch.int32),
+        torch.zeros(7, 4, dtype=torch.int32),
+        torch.zeros(7, 4),
+        torch.zeros(7, 5),
+        torch.zeros(7, 3),
     )
-    with pytest.raises(ValueError, match=r"edit_counts has shape \[5\]; expected \[n_edits=4\]"):
+    with pytest.raises(ValueError, match=r"edit_counts has shape \[7, 5\]; expected \[L=7, C=4\]"):
         ops.sample(**cpu_arguments(), edits=edits)  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from .attn_paged_decode import attn_paged_decode
 from .attn_paged_prefill import attn_paged_prefill
 from .embedding import embedding
 from .gated_act import gelu_mul, silu_mul
+from .keep_drawn import keep_drawn
 from .moe import moe_combine, moe_down, moe_gate_up, moe_route, moe_sort
 from .narrow_linear import narrow_linear
 from .rms_norm import add_rms_norm, rms_norm
@@ -32,6 +33,7 @@ __all__ = [
     "embedding",
     "gelu_mul",
     "is_available",
+    "keep_drawn",
     "moe_combine",
     "moe_down",
     "moe_gate_up",

@@ -14,6 +14,7 @@ KERNEL_NAMES = (
     "attn_paged_prefill",
     "embedding",
     "gelu_mul",
+    "keep_drawn",
     "moe_combine",
     "moe_down",
     "moe_gate_up",

@@ -12,19 +12,25 @@ from astrai import _C
 
 @dataclass(frozen=True, slots=True)
 class LogitEdits:
-    """Compact per-row lists of the logits that change before sampling.
+    """Lists of the logits that change before sampling, which live longer than a batch.
 
-    The list of row b is entries indptr[b] to indptr[b + 1], each with an id of its own. A logit
+    L lists have room for C entries each; the entries of a list have ids of their own. A logit
     becomes, in float32: x += bias; where count >= 0, x = x / repetition if x > 0 else x *
     repetition, then x -= count * frequency + (presence if count > 0). A bias of -inf forbids the
     token.
     """
 
-    indptr: Tensor  # [B + 1] int32, rising from 0
-    ids: Tensor  # [n] int32
-    bias: Tensor  # [n] float32
-    counts: Tensor  # [n] float32: times generated; -1 leaves the penalties out
-    penalties: Tensor  # [B, 3] float32: repetition, frequency, presence
+    rows: Tensor  # [B] int32: the list of each row, negative for none
+    lens: Tensor  # [L] int32: entries in use
+    ids: Tensor  # [L, C] int32
+    bias: Tensor  # [L, C] float32
+    counts: Tensor  # [L, C] float32: times generated; -1 leaves the penalties out
+    penalties: Tensor  # [L, 3] float32: repetition, frequency, presence; 1, 0 and 0 are none
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """In the order of `_C`."""
+        return self.rows, self.lens, self.ids, self.bias, self.counts, self.penalties
 
 
 def sample(
@@ -74,11 +80,6 @@ def sample(
     if workspace is None:
         n_bytes = _C.sample_workspace_bytes(batch, vocab_size)
         workspace = torch.empty(n_bytes, dtype=torch.uint8, device=logits.device)
-    edit_tensors = (
-        None
-        if edits is None
-        else (edits.indptr, edits.ids, edits.bias, edits.counts, edits.penalties)
-    )
     _C.sample(
         logits,
         temperature,
@@ -90,7 +91,7 @@ def sample(
         token_ids,
         is_faulty,
         workspace,
-        edit_tensors,
+        None if edits is None else edits.tensors,
         bitmask,
         bitmask_rows,
         has_wide_rows,
