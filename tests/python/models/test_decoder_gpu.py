@@ -26,7 +26,7 @@ from astrai.models.random_weights import RandomWeights
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16]
-TINY_MODELS = ["llama_tied", "llama_llama3", "qwen3", "qwen3_moe"]
+TINY_MODELS = ["gemma2", "llama_tied", "llama_llama3", "qwen2", "qwen3", "qwen3_moe"]
 CLOSE = {torch.bfloat16: 0.3, torch.float16: 0.02}
 LARGEST_SHARE_OFF = 0.02
 TINY_SHARE_OFF = {torch.bfloat16: 0.15, torch.float16: 0.02}  # their logits lie close together
