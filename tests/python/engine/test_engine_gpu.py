@@ -102,12 +102,30 @@ def greedy(max_tokens: int, **options: Any) -> SamplingParams:
 
 
 def run_all(
-    engine: InferenceEngine, requests: list[GenerationRequest]
+    engine: InferenceEngine,
+    requests: list[GenerationRequest],
+    when_sent: Callable[[], None] = lambda: None,
 ) -> tuple[list[list[int]], list[TokenEvent]]:
     sink = Collector()
     ids = [engine.client.submit(request, sink) for request in requests]
+    when_sent()
     sink.wait_for(lambda: len(sink.ends()) == len(ids))
     return [sink.token_ids(i) for i in ids], [sink.ends()[i] for i in ids]
+
+
+def run_together(
+    engine: InferenceEngine, requests: list[GenerationRequest]
+) -> tuple[list[list[int]], list[TokenEvent]]:
+    """`run_all`, where the loop meets all of them at once: their batches are those of every run."""
+    is_held, is_sent = threading.Event(), threading.Event()
+
+    def hold(_: list[TokenEvent]) -> None:
+        is_held.set()
+        is_sent.wait(60)
+
+    engine.client.submit(GenerationRequest([1], greedy(1)), hold)
+    assert is_held.wait(60)
+    return run_all(engine, requests, is_sent.set)
 
 
 def prompts_with(params: SamplingParams) -> list[GenerationRequest]:
@@ -132,7 +150,7 @@ def test_graphs_give_the_ids_of_eager_steps(model: CausalLM, case: str) -> None:
         with engine_of(model, enable_cuda_graph=enable_cuda_graph) as engine:
             requests = prompts_with(CASES[case])
             for _ in range(2):  # the second time every graph is there, and a warm prefix cache
-                token_ids, last = run_all(engine, requests)
+                token_ids, last = run_together(engine, requests)
                 assert {event.finish_reason for event in last} == {"length"}
                 found.append(token_ids)
     assert found[0] == found[2]  # the same chunks and batches, eager and captured
