@@ -47,13 +47,12 @@ def main() -> None:
         model: json.loads((folder / f"gpu_engine_{model}.json").read_text())
         for model in ("qwen", "llama")
     }
-    lines = ["# The engine on one GPU, W1 to W5", ""]
+    lines = ["# The engine on one GPU, W1 to W4", ""]
     lines += [
-        "In this process, text made for every token, no HTTP (the others' W5 is over HTTP). Random "
-        "bfloat16 weights of the shapes of Qwen3-0.6B and Llama-3.1-8B; `benchmarks/serving/"
-        "workloads.py` says what W1 to W5 are. W5 rows: TTFT p50/p99, time between tokens p50/p99, "
-        "in ms; requests of one rate find what the rates before have cached. Medians of three, "
-        "one run of W5, and of W1 and W2 where the JSON says so.",
+        "In this process, text made for every token, no HTTP. Random bfloat16 weights of the "
+        "shapes of Qwen3-0.6B and Llama-3.1-8B; `benchmarks/serving/workloads.py` says what the "
+        "work is. Medians of three, of W1 and W2 of as many runs as the JSON says. W5 is measured "
+        "over HTTP: `http_engine.md`.",
         "",
     ]
     for model, result in results.items():
@@ -80,21 +79,22 @@ def _table(model: str, result: dict[str, Any]) -> list[str]:
             lines.append(f"| {' | '.join(cells)} |")
     start = rows["start to first token, s"]["seconds"]
     lines += [f"| start of the engine to first token, s | {start:.1f} | {commit} | | |", ""]
-    lines += ["One decode step on the device, in microseconds (a trace of the running engine):", ""]
+    lines += ["One step on the device, in microseconds (a trace of the running engine):", ""]
     lines += [
-        f"| batch | step | {' | '.join(PROFILE)} | idle | kernels |",
-        "|---|---|" + "---|" * (len(PROFILE) + 2),
+        f"| steps | us | {' | '.join(PROFILE)} | idle | kernels | at commit |",
+        "|---|---|" + "---|" * (len(PROFILE) + 3),
     ]
     for work, row in rows.items():
         if work.startswith("profile"):
             parts = " | ".join(f"{row.get(f'{kind}_us', 0):.0f}" for kind in PROFILE)
             lines.append(
-                f"| {work.split()[-1]} | {row['step_us']:.0f} | {parts} | "
-                f"{100 * row['idle_share']:.1f} % | {row['kernels_a_step']:.0f} |"
+                f"| {work.removeprefix('profile of ')} | {row['step_us']:.0f} | {parts} | "
+                f"{100 * row['idle_share']:.1f} % | {row['kernels_a_step']:.0f} | "
+                f"{row.get('commit', commit)} |"
             )
     memory = rows.get("memory, GiB")
     if memory is not None:
-        promised = sum(value for key, value in memory.items() if key != "work")
+        promised = sum(value for value in memory.values() if isinstance(value, float))
         used = rows["device memory in use, GiB"]["used"]
         lines += ["", f"The ledger's parts add up to {promised:.2f} GiB, beside the context; "]
         lines[-1] += f"the driver says {used:.2f} GiB in all."
