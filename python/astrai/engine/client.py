@@ -1,12 +1,12 @@
 """The seam between the engine and everything that asks it for text.
 
-`EngineClient` is all that the server knows of an engine; every call is thread-safe and short.
-`InProcessClient` is the implementation beside the scheduler's thread.
+`EngineClient` is all that the server knows of an engine; every call is thread-safe.
+`InProcessClient` is the implementation beside the scheduler's thread, `child.ChildClient` the one
+for an engine in a process of its own.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
@@ -15,11 +15,11 @@ from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.errors import QueueFullError, RequestError
 from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inspection import Inspection
-from astrai.engine.request import GenerationRequest
+from astrai.engine.limits import RequestLimits
+from astrai.engine.request import GenerationRequest, new_request_id
 from astrai.engine.scheduler import InferenceScheduler
 from astrai.engine.scheduling_state import HostPool, generation_room
 from astrai.extension import AttentionBackend, Selection, current_selection
-from astrai.sampling.penalties import LogitEdits
 from astrai.structured import (
     CompiledGrammar,
     Grammar,
@@ -61,10 +61,12 @@ class EngineClient(Protocol):
         """End a request within a step or two; unknown ids are ignored."""
         ...
 
-    def stats(self) -> dict[str, object]: ...
+    def stats(self) -> dict[str, object]:
+        """Counters and latencies. May wait for another process: not for an event loop."""
+        ...
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
-        """What `EngineStats.histograms` says."""
+        """What `EngineStats.histograms` says. May wait as `stats` does."""
         ...
 
     def inspect(self) -> Future[Inspection]:
@@ -102,50 +104,34 @@ class InProcessClient:
         selection. memory_bytes: what the engine holds, by name, for `stats`. max_edits: see
         `Sampler`."""
         self._scheduler = scheduler
-        self._pool = pool
-        self._vocab_size = vocab_size
-        self._end_ids = end_ids
+        self.limits = RequestLimits(
+            vocab_size, pool.max_seq_len, generation_room(pool, 0), end_ids, max_edits
+        )
         self._grammars = grammars
         self._has_text = has_text
         self._default_backend = default_backend
         self._memory_bytes = dict(memory_bytes or {})
-        self._max_edits = max_edits
 
     def submit(self, request: GenerationRequest, on_event: EventSink) -> str:
         params = request.params
         hash(on_event)  # sinks are dict keys on the scheduler's thread: fail here, not there
-        try:
-            params.validate(self._vocab_size)
-        except ValueError as error:
-            raise RequestError(str(error), "invalid_value", str(error).split()[0]) from None
-        _check_namespace(request.namespace)
-        self._check_prompt(request.prompt_ids)
-        n_prompt = len(request.prompt_ids)
-        room = generation_room(self._pool, n_prompt)
-        if room < 1:
-            raise RequestError(
-                f"the prompt has {n_prompt} tokens; with room for one new token at most "
-                f"{n_prompt + room - 1} fit (context {self._pool.max_seq_len})",
-                "context_length_exceeded",
-                "prompt",
-            )
+        max_tokens = self.limits.check(request)
         selection = request.selection
         if selection is None:
             selection = capture_selection(self._default_backend)
         task = EngineTask(
-            task_id=f"req-{secrets.token_hex(12)}",
+            task_id=request.request_id or new_request_id(),
             token_ids=list(request.prompt_ids),
             namespace=request.namespace,
             selection=selection,
             params=params,
-            stop_ids=params.stop_token_ids + (() if params.ignore_eos else self._end_ids),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            stop_ids=self.limits.stop_ids(params),
+            max_tokens=max_tokens,
             on_event=on_event,
             every_token=request.every_token or not self._has_text,
-            n_prompt=n_prompt,
+            n_prompt=len(request.prompt_ids),
             grammar=None if request.grammar is None else self._compiled(request.grammar),
         )
-        self._check_edits(task)
         self._scheduler.submit(task)
         return task.task_id
 
@@ -177,41 +163,3 @@ class InProcessClient:
             raise RequestError(str(error), "invalid_grammar", "grammar") from None
         except GrammarBusyError as error:
             raise QueueFullError(str(error), retry_after_s=1.0) from None
-
-    def _check_edits(self, task: EngineTask) -> None:
-        if self._max_edits is None or not task.params.logit_bias:
-            return
-        n = LogitEdits.most(task.params, task.n_prompt, len(task.stop_ids), task.max_tokens)
-        if n > self._max_edits:
-            n_fitting = len(task.params.logit_bias) - (n - self._max_edits)
-            raise RequestError(
-                f"logit_bias has {len(task.params.logit_bias)} tokens; this engine takes "
-                f"{n_fitting} for a request of this length and these penalties",
-                param="logit_bias",
-            )
-
-    def _check_prompt(self, prompt_ids: list[int]) -> None:
-        if not prompt_ids:
-            raise RequestError("prompt is empty; at least one token is needed", param="prompt")
-        if not set(map(type, prompt_ids)) <= {int}:
-            raise RequestError("prompt must be a list of token ids (integers)", param="prompt")
-        lowest, highest = min(prompt_ids), max(prompt_ids)
-        if lowest < 0 or highest >= self._vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise RequestError(
-                f"prompt holds token id {wrong}; ids of this model are 0 to {self._vocab_size - 1}",
-                param="prompt",
-            )
-
-
-def _check_namespace(namespace: object) -> None:
-    """Refuse what cannot cross into C++ as UTF-8: other types, lone surrogates."""
-    try:
-        if isinstance(namespace, str):
-            namespace.encode()
-            return
-    except UnicodeEncodeError:
-        pass
-    raise RequestError(
-        f"namespace must be a valid Unicode string, got {namespace!a}", param="namespace"
-    )

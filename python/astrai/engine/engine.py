@@ -175,7 +175,7 @@ class InferenceEngine:
             strip_leading_space=tokenizer is not None and tokenizer.strips_leading_space,
             after_step=after_step,
         )
-        self.client: EngineClient = InProcessClient(
+        client = InProcessClient(
             self._scheduler,
             cache.host,
             config.vocab_size,
@@ -191,6 +191,8 @@ class InferenceEngine:
             else self.ledger.parts,
             max_edits=sampler.max_edits,
         )
+        self.client: EngineClient = client
+        self.limits = client.limits
         self._scheduler.start()
 
     @classmethod

@@ -14,6 +14,7 @@ __all__ = [
     "GenerationError",
     "QueueFullError",
     "RequestError",
+    "queue_full",
 ]
 
 
@@ -40,6 +41,15 @@ class QueueFullError(EngineError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+def queue_full(n_open: int, mean_duration_s: float) -> QueueFullError:
+    """n_open: requests that are open, as many as may be. mean_duration_s: of recent ones."""
+    retry_after_s = max(1.0, mean_duration_s)
+    return QueueFullError(
+        f"{n_open} requests are open, the limit of this engine; try again in {retry_after_s:.0f} s",
+        retry_after_s,
+    )
 
 
 class DeadlineError(EngineError):

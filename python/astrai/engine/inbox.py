@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from astrai.engine.engine_task import EngineTask
-from astrai.engine.errors import EngineDeadError, EngineStoppingError, QueueFullError
+from astrai.engine.errors import EngineDeadError, EngineStoppingError, queue_full
 from astrai.engine.inspection import Inspection
 from astrai.engine.stats import EngineStats
 
@@ -69,12 +69,7 @@ class Inbox:
             if self._is_draining:
                 raise EngineStoppingError("the engine is shutting down")
             if len(self._open) >= self._max_open:
-                retry_after_s = max(1.0, self._stats.mean_duration_s())
-                raise QueueFullError(
-                    f"{len(self._open)} requests are open, the limit of this engine; "
-                    f"try again in {retry_after_s:.0f} s",
-                    retry_after_s,
-                )
+                raise queue_full(len(self._open), self._stats.mean_duration_s())
             task.submitted_at = time.perf_counter()
             self._open[task.task_id] = task
             self._submitted.append(task)

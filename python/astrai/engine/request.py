@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,7 @@ from astrai.sampling.logprobs import TokenLogprob
 from astrai.sampling.params import SamplingParams
 from astrai.structured.grammar import Grammar
 
-__all__ = ["FinishReason", "GenerationRequest", "TokenEvent", "merge_events"]
+__all__ = ["FinishReason", "GenerationRequest", "TokenEvent", "merge_events", "new_request_id"]
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
@@ -23,6 +24,7 @@ class GenerationRequest:
     every_token: send an event for each token even when it gives no text yet.
     selection: what `astrai.extension.current_selection()` gave where the request was made; None
     lets the client capture it at submit. grammar: what the answer must look like, whole.
+    request_id: its name in its events, used once; left out, the client makes one.
     """
 
     prompt_ids: list[int]
@@ -31,6 +33,7 @@ class GenerationRequest:
     every_token: bool = False
     selection: Any = None
     grammar: Grammar | None = None
+    request_id: str = ""
 
 
 class TokenEvent(NamedTuple):
@@ -52,6 +55,10 @@ class TokenEvent(NamedTuple):
     n_prompt: int
     n_cached: int
     n_output: int
+
+
+def new_request_id() -> str:
+    return f"req-{secrets.token_hex(12)}"
 
 
 def merge_events(events: list[TokenEvent]) -> TokenEvent:
