@@ -41,6 +41,8 @@ class Option:
 
     def check(self, value: Any, where: str) -> Any:
         """value as the field takes it. Raises OptionError naming `where` and what is accepted."""
+        if isinstance(value, bool) and {*self.choices} >= _SWITCH:
+            value = "on" if value else "off"  # YAML takes the bare words for booleans
         if self.many:
             items = [value] if isinstance(value, str) else value
             if not isinstance(items, (list, tuple)):
@@ -84,6 +86,7 @@ class Option:
 
 
 _WORDS = {"true": True, "false": False}
+_SWITCH = {"on", "off"}
 _KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 

@@ -20,6 +20,7 @@ from astrai.server.settings import ServerSettings
 if TYPE_CHECKING:
     from astrai.engine import InferenceEngine
     from astrai.models import LoadedModel
+    from astrai.server.engine_link import ServedEngine
 
 log = logging.getLogger("astrai.serve")
 
@@ -137,20 +138,31 @@ def _serve(settings: ServerSettings, began_s: float) -> int:
     scheme = "https" if settings.ssl_certfile else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{scheme}://{host}:{listener.getsockname()[1]}"
-    loaded = engine = None
+    engine = rows = None
     if settings.model != "none":
-        loaded, engine = load_engine(settings)
+        engine, rows = start_engine(settings)
     from astrai.cli.summary import summary
     from astrai.server.app import create_app
 
     app = create_app(engine, settings)
 
     def tell() -> None:
-        text = summary(url, settings, loaded, engine, time.monotonic() - began_s)
-        print(text, flush=True)
+        print(summary(url, settings, rows, time.monotonic() - began_s), flush=True)
 
     runner.run(app, engine, settings, listener, tell)
     return 0
+
+
+def start_engine(settings: ServerSettings) -> tuple[ServedEngine, list[tuple[str, str]] | None]:
+    """The engine, here or in a process of its own, and what `model_rows` tells of it."""
+    if settings.engine_process == "on":
+        from astrai.cli.engine_process import start_engine_process
+
+        return start_engine_process(settings)
+    from astrai.cli.summary import model_rows
+
+    loaded, engine = load_engine(settings)
+    return engine, model_rows(settings, loaded, engine)
 
 
 def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]:

@@ -17,48 +17,11 @@ _MB = 1e6
 
 
 def summary(
-    url: str,
-    settings: ServerSettings,
-    loaded: LoadedModel | None,
-    engine: InferenceEngine | None,
-    ready_s: float,
+    url: str, settings: ServerSettings, model: list[tuple[str, str]] | None, ready_s: float
 ) -> str:
+    """model: `model_rows`, None without one."""
     rows = [("server", url)]
-    if loaded is None or engine is None:
-        rows.append(("model", "none: model routes answer 503"))
-    else:
-        facts = loaded.summary
-        rows += [
-            (
-                "model",
-                f"{Path(loaded.source).stem} ({facts['architecture']}, {facts['format']} of "
-                f"{_types(facts['stored_bytes'])}): {facts['n_parameters'] / 1e6:.1f} M "
-                f"parameters in {loaded.config.n_layers} layers",
-            ),
-            *(
-                ("", f"text alone: {n} tensors of {module} are not loaded")
-                for module, n in facts["left_out"].items()
-            ),
-            (
-                "device",
-                f"{loaded.device}, {facts['weight_bytes'] / _MB:.0f} MB of weights in "
-                f"{str(loaded.dtype).removeprefix('torch.')}, loaded in {facts['load_s']:.1f} s",
-            ),
-            ("context", _context(loaded)),
-            ("text", _text(loaded)),
-            (
-                "batch",
-                f"{settings.max_batch_size} requests of up to {engine.max_seq_len} tokens, "
-                f"prompts in chunks of {engine.prefill_chunk}, queue {settings.max_queue}",
-            ),
-            ("KV cache", _kv_cache(engine)),
-        ]
-        if engine.batch_invariant:
-            rows.append(("answers", "the same to the bit whatever runs beside them"))
-        if settings.generation_config == "auto":
-            rows.append(("sampling", _sampling(engine)))
-        if engine.ledger is not None:
-            rows.append(("memory", "; ".join(engine.ledger.lines())))
+    rows += [("model", "none: model routes answer 503")] if model is None else model
     keys = len(settings.api_keys)
     rows.append(("access", f"{keys} API keys" if keys else "no API key: whoever reaches the port"))
     rows.append(("page", "the server's address in a browser: chat and inspector"))
@@ -67,6 +30,45 @@ def summary(
     lines = [f"AstrAI {_C.__version__}, ready in {ready_s:.1f} s"]
     lines += [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join(lines)
+
+
+def model_rows(
+    settings: ServerSettings, loaded: LoadedModel, engine: InferenceEngine
+) -> list[tuple[str, str]]:
+    """(name, text) of each line about what is served; an empty name goes on with the one above."""
+    facts = loaded.summary
+    rows = [
+        (
+            "model",
+            f"{Path(loaded.source).stem} ({facts['architecture']}, {facts['format']} of "
+            f"{_types(facts['stored_bytes'])}): {facts['n_parameters'] / 1e6:.1f} M "
+            f"parameters in {loaded.config.n_layers} layers",
+        ),
+        *(
+            ("", f"text alone: {n} tensors of {module} are not loaded")
+            for module, n in facts["left_out"].items()
+        ),
+        (
+            "device",
+            f"{loaded.device}, {facts['weight_bytes'] / _MB:.0f} MB of weights in "
+            f"{str(loaded.dtype).removeprefix('torch.')}, loaded in {facts['load_s']:.1f} s",
+        ),
+        ("context", _context(loaded)),
+        ("text", _text(loaded)),
+        (
+            "batch",
+            f"{settings.max_batch_size} requests of up to {engine.max_seq_len} tokens, "
+            f"prompts in chunks of {engine.prefill_chunk}, queue {settings.max_queue}",
+        ),
+        ("KV cache", _kv_cache(engine)),
+    ]
+    if engine.batch_invariant:
+        rows.append(("answers", "the same to the bit whatever runs beside them"))
+    if settings.generation_config == "auto":
+        rows.append(("sampling", _sampling(engine)))
+    if engine.ledger is not None:
+        rows.append(("memory", "; ".join(engine.ledger.lines())))
+    return rows
 
 
 def _types(stored_bytes: Mapping[str, int]) -> str:

@@ -89,6 +89,8 @@ def _server_option(name: str, options: Mapping[str, Option]) -> Option:
             f"{name} is not the engines': Ray Serve listens, see `serve start --help` and "
             "http_options of its configuration file"
         )
+    if name == "engine_process":
+        raise OptionError(f"{name} is not for Ray, which gives each engine a process of its own")
     if name not in options:
         known = [*options, *RayOptions.model_fields, "config"]
         raise OptionError(f"unknown key {name!r}; did you mean {nearest(name, known)!r}?")

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from astrai.engine import InferenceEngine
 from astrai.server import (
     generation_routes,
     inspector_routes,
@@ -18,7 +17,7 @@ from astrai.server import (
     responses_routes,
     service_routes,
 )
-from astrai.server.engine_link import EngineLink
+from astrai.server.engine_link import EngineLink, ServedEngine
 from astrai.server.errors import install_error_handlers
 from astrai.server.metrics import ServerMetrics
 from astrai.server.middleware import Gate
@@ -30,7 +29,7 @@ __all__ = ["create_app"]
 
 
 def create_app(
-    engine: InferenceEngine | None, settings: ServerSettings, response_id_prefix: str = "resp_"
+    engine: ServedEngine | None, settings: ServerSettings, response_id_prefix: str = "resp_"
 ) -> FastAPI:
     """The application over an engine that is already running; None serves 503 on model routes.
 

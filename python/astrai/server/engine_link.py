@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from astrai.engine import (
     AsyncEventRouter,
+    EngineClient,
     GenerationRequest,
     HistogramSnapshot,
-    InferenceEngine,
     TakeEvent,
     TokenEvent,
 )
 from astrai.engine import errors as engine_errors
+from astrai.engine.child import ChildClient
 from astrai.server.connection import StepWriter
 from astrai.server.errors import ApiError
 from astrai.server.fields import GenerationModel
@@ -25,6 +26,10 @@ from astrai.server.settings import ServerSettings
 from astrai.server.structured_output import grammar_refusal
 from astrai.server.text_link import TextLink
 from astrai.structured import Grammar
+
+if TYPE_CHECKING:
+    from astrai.models import ModelConfig
+    from astrai.text import ChatTemplate, Tokenizer
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=GenerationModel)
@@ -36,13 +41,31 @@ _GRAMMAR_THREADS = 4  # they only wait for the compiler
 _WARM_UP_S = 2.0  # after the start, and between two looks whether the engine is idle
 
 
+class ServedEngine(Protocol):
+    """What the server uses of an engine: an `InferenceEngine` or a `ChildEngine`."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def chat_template(self) -> ChatTemplate | None: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def sampling_defaults(self) -> Mapping[str, float]: ...
+    @property
+    def client(self) -> EngineClient: ...
+    def shutdown(self) -> None: ...
+
+
 class EngineLink(TextLink):
     """One engine as the server sees it. Made and used on the server's event loop.
 
     `encode_*` and `decode` block and belong on `run()`'s threads; the rest is for the loop.
     """
 
-    def __init__(self, engine: InferenceEngine, settings: ServerSettings) -> None:
+    def __init__(self, engine: ServedEngine, settings: ServerSettings) -> None:
         super().__init__(
             engine.tokenizer,
             engine.chat_template,
@@ -53,6 +76,9 @@ class EngineLink(TextLink):
         self.engine = engine
         self.step_writer = StepWriter()
         loop = asyncio.get_running_loop()
+        self._child = engine.client if isinstance(engine.client, ChildClient) else None
+        if self._child is not None:
+            self._child.attach(loop)
         self._router = AsyncEventRouter(engine.client, loop, self.step_writer.flush)
         self.inspector = InspectorFeed(engine.client)
         self._threads = ThreadPoolExecutor(_TEXT_THREADS, thread_name_prefix="astrai-text")
@@ -65,6 +91,8 @@ class EngineLink(TextLink):
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+        if self._child is not None:
+            self._child.detach()
 
     async def compile_grammar(self, grammar: Grammar, param: str) -> None:
         """Have a grammar ready before its requests are queued. Raises a 400 that names `param`,
@@ -77,6 +105,8 @@ class EngineLink(TextLink):
             raise grammar_refusal(error, param) from None
         except engine_errors.QueueFullError as error:
             raise _queue_full(error) from None
+        except engine_errors.EngineDeadError:
+            raise _dead() from None
 
     async def warm_grammars(self) -> None:
         """Compile a first grammar while nothing runs. It builds the compiler's view of the
@@ -84,7 +114,8 @@ class EngineLink(TextLink):
         step."""
         while True:
             await asyncio.sleep(_WARM_UP_S)
-            if not self.engine.client.stats()["active_tasks"]:
+            stats = await self.run(self.engine.client.stats)
+            if not stats["active_tasks"]:
                 break
         with suppress(ApiError, ImportError):  # a request with a grammar will be told
             await self.compile_grammar(Grammar.json_object(), "response_format")
@@ -144,15 +175,14 @@ class EngineLink(TextLink):
                 503, "the server is shutting down", code="shutting_down", retry_after_s=5
             ) from None
         except engine_errors.EngineDeadError:
-            raise ApiError(
-                503, "the engine has stopped after a fault", code="engine_dead"
-            ) from None
+            raise _dead() from None
 
     def is_healthy(self) -> bool:
         return self.engine.client.is_healthy()
 
     def stats(self) -> dict[str, Any]:
-        """The engine's counters, and the tool calls that were returned as text, by reason."""
+        """The engine's counters, and the tool calls that were returned as text, by reason. This
+        and `histograms` block."""
         return {**self.engine.client.stats(), "total_tool_call_faults": dict(self._call_faults)}
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
@@ -166,6 +196,10 @@ def _too_late() -> ApiError:
         code="deadline_exceeded",
         is_final=True,
     )
+
+
+def _dead() -> ApiError:
+    return ApiError(503, "the engine has stopped after a fault", code="engine_dead")
 
 
 def _queue_full(error: engine_errors.QueueFullError) -> ApiError:

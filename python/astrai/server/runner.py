@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
@@ -18,8 +17,9 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from astrai.engine import InferenceEngine
+from astrai.server.collector import quiet_collector
 from astrai.server.connection import TransportProtocol
+from astrai.server.engine_link import ServedEngine
 from astrai.server.settings import ServerSettings
 
 log = logging.getLogger("astrai.server")
@@ -82,20 +82,9 @@ def _no_passphrase() -> str:
     return ""
 
 
-def quiet_collector() -> None:
-    """Keep Python's cycle collector from walking over everything loaded whenever a request makes
-    objects: a body of 500,000 small lists took ten times as long to parse with it.
-
-    Changes the whole process; for servers that are about to serve.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
-
-
 def run(
     app: FastAPI,
-    engine: InferenceEngine | None,
+    engine: ServedEngine | None,
     settings: ServerSettings,
     listener: socket.socket,
     on_listening: Callable[[], None],
@@ -134,7 +123,7 @@ class _DrainingServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         app: FastAPI,
-        engine: InferenceEngine | None,
+        engine: ServedEngine | None,
         drain_timeout_s: float,
         on_listening: Callable[[], None],
     ) -> None:
@@ -174,7 +163,7 @@ class _DrainingServer(uvicorn.Server):
         finally:
             self.should_exit = True
 
-    def _end_requests(self, engine: InferenceEngine) -> None:
+    def _end_requests(self, engine: ServedEngine) -> None:
         if not engine.client.drain(self._drain_timeout_s):
             log.warning("open requests are cancelled after %g s", self._drain_timeout_s)
         # Ends what is open with an event, so that each client gets an answer or an error.

@@ -51,7 +51,7 @@ async def ready(request: Request) -> Response:
 @router.get("/stats")
 async def stats(request: Request) -> Response:
     """The engine's counters."""
-    return _json(require_engine(request).stats())
+    return _json(await run_in_threadpool(require_engine(request).stats))
 
 
 @router.get("/metrics")

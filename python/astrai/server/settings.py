@@ -117,6 +117,12 @@ class ServerSettings:
         ENGINE,
         "the same logits for a request, to the bit, whatever runs beside it or is cached; slower",
     )
+    engine_process: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        ENGINE,
+        "run the engine in a process of its own; auto: where that is measured to be faster, "
+        "which is nowhere",
+    )
     max_queue: int = _setting(
         1024, ENGINE, "requests that may wait; the next one is answered 429", minimum=0
     )

@@ -32,7 +32,7 @@ from fake_engine import FakeEngine
 from astrai.cli import serve, summary
 engine = FakeEngine()
 engine.script.delay_s = 0.02
-serve.load_engine = lambda settings: (None, engine)
+serve.start_engine = lambda settings: (engine, None)
 sys.exit(serve.main())
 """
 

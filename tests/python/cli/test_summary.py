@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from astrai.cli.summary import summary
+from astrai.cli.summary import model_rows, summary
 from astrai.engine import InferenceEngine
 from astrai.models import load_model
 from astrai.models.config_hf import config_from_hf
@@ -45,7 +45,8 @@ def folder(tmp_path: Path) -> Path:
 def shown(folder: Path, **settings: str) -> dict[str, str]:
     loaded = load_model(folder, device="cpu", dtype="float32", progress=False)
     with InferenceEngine(loaded.model, None, sampling_defaults=loaded.sampling) as engine:
-        text = summary("http://x", ServerSettings(**settings), loaded, engine, 1.0)  # type: ignore[arg-type]
+        given = ServerSettings(**settings)  # type: ignore[arg-type]
+        text = summary("http://x", given, model_rows(given, loaded, engine), 1.0)
     return {line[2:12].strip(): line[12:].strip() for line in text.splitlines()[1:]}
 
 

@@ -78,6 +78,7 @@ def test_keys_of_the_environment_guard_the_replicas(monkeypatch: pytest.MonkeyPa
         ({"num_replicas": 0}, "num_replicas is 0: .* greater than or equal to 1"),
         ({"routing": "random"}, "routing is 'random': .*'prefix' or 'least_loaded'"),
         ({"port": 8000}, "port is not the engines': Ray Serve listens"),
+        ({"engine_process": "on"}, "engine_process is not for Ray"),
         ({"min_replicas": 2}, "min_replicas needs max_replicas"),
         ({"max_replicas": 2, "num_replicas": 2}, "num_replicas is a fixed number"),
         ({"max_replicas": 2, "min_replicas": 3}, "min_replicas is 3; it should be at most"),

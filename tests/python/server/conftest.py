@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvicorn
 from browser import Browser, Page, chromium, find_chromium
+from child_seam import behind_a_channel
 from fake_engine import FakeEngine, FakeScript
 from live_server import Live
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,23 +26,26 @@ from astrai.server.connection import TransportProtocol
 def start_server() -> Iterator[Callable[..., Live]]:
     """A function that starts servers; all stop at the end of the session."""
     started: list[tuple[uvicorn.Server, threading.Thread, httpx.Client]] = []
+    in_child: list[Any] = []
 
     def start(
         engine: FakeEngine | None,
         proxy_path: str = "",
         response_id_prefix: str = "resp_",
+        is_in_child: bool = False,
         **settings: Any,
     ) -> Live:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
+        served: Any = behind_a_channel(engine) if engine and is_in_child else engine
         app = create_app(
-            engine,  # type: ignore[arg-type]
+            served,
             ServerSettings(**settings),
             response_id_prefix,
         )
-        served = _behind(app, proxy_path) if proxy_path else app
+        shown = _behind(app, proxy_path) if proxy_path else app
         config = uvicorn.Config(
-            served, log_level="warning", lifespan="on", ws="none", http=TransportProtocol
+            shown, log_level="warning", lifespan="on", ws="none", http=TransportProtocol
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -52,6 +56,8 @@ def start_server() -> Iterator[Callable[..., Live]]:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         client = httpx.Client(base_url=url, timeout=60)
         started.append((server, thread, client))
+        if is_in_child:
+            in_child.append(served)
         return Live(engine, url, client)
 
     yield start
@@ -59,6 +65,8 @@ def start_server() -> Iterator[Callable[..., Live]]:
         client.close()
         server.should_exit = True
         thread.join(10)
+    for served in in_child:
+        served.shutdown()
 
 
 def _behind(app: ASGIApp, path: str) -> ASGIApp:
@@ -73,9 +81,9 @@ def _behind(app: ASGIApp, path: str) -> ASGIApp:
     return proxied
 
 
-@pytest.fixture(scope="session")
-def _shared(start_server: Callable[..., Live]) -> Live:
-    return start_server(FakeEngine())
+@pytest.fixture(scope="session", params=[False, True], ids=["in_process", "in_child"])
+def _shared(start_server: Callable[..., Live], request: pytest.FixtureRequest) -> Live:
+    return start_server(FakeEngine(), is_in_child=request.param)
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ class FakeClient:
         self.n_inspections = 0
         self.n_cancelled = 0  # requests that ended so, since the last reset
         self._cancelled: set[str] = set()
+        self._open_ids: set[str] = set()
         self._grammars = GrammarCompiler(tokenizer, VOCAB_SIZE)
         self._counters = EngineStats()
         self._n_active = 0
@@ -113,7 +114,8 @@ class FakeClient:
         if room < 1:
             raise RequestError("too long", "context_length_exceeded", "prompt")
         with self._lock:
-            request_id = f"fake-{next(self._ids)}"
+            request_id = request.request_id or f"fake-{next(self._ids)}"
+            self._open_ids.add(request_id)
             self.requests.append(request)
             self._n_active += 1
             self._n_tasks += 1
@@ -175,7 +177,7 @@ class FakeClient:
 
     def cancel_all(self) -> None:
         with self._lock:
-            self._cancelled.update(f"fake-{i}" for i in range(self._n_tasks))
+            self._cancelled |= self._open_ids
 
     def _run(
         self,

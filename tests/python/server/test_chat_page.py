@@ -242,6 +242,7 @@ def test_the_keyboard_reaches_everything_in_order(page: Page, live: Live) -> Non
     assert [name for name in reached if name in wanted][: len(wanted)] == wanted
 
 
+@pytest.mark.parametrize("_shared", [False], indirect=True)  # faults of this process
 @pytest.mark.parametrize(
     ("setup", "words"),
     [

@@ -83,6 +83,7 @@ def test_first_chunks_of_n_choices_come_in_order(live: Live) -> None:
     assert all(chunk["choices"][0]["delta"] == {"role": "assistant"} for chunk in chunks[:4])
 
 
+@pytest.mark.parametrize("_shared", [False], indirect=True)  # the fault is of this process
 def test_a_refused_choice_cancels_the_others(live: Live) -> None:
     live.script.queue_full = True
     response = live.post(CHAT, {"messages": HELLO, "n": 3, "max_tokens": 400})

@@ -260,6 +260,7 @@ def test_a_page_may_send_credentials_only_when_allowed(start_server: Callable[..
 # Queue and keys
 
 
+@pytest.mark.parametrize("_shared", [False], indirect=True)  # the fault is of this process
 def test_a_full_queue_says_when_to_come_back(live: Live) -> None:
     live.script.queue_full = True
     for path in (CHAT, MESSAGES):

@@ -16,8 +16,8 @@ from astrai.deploy.forwarded import ForwardedRequest, answer
 from astrai.deploy.forwarder import REPLICA_HEADER
 from astrai.deploy.prompt_routes import response_id_prefix
 from astrai.server.app import create_app
+from astrai.server.collector import quiet_collector
 from astrai.server.errors import ApiError, error_response, route_path
-from astrai.server.runner import quiet_collector
 from astrai.server.settings import ServerSettings
 
 __all__ = ["EngineReplica"]
