@@ -3,6 +3,7 @@
 Server and client are two processes. Host time is CPU time of the server's threads as the kernel
 counts it, so that other work on the machine stretches it little.
 PYTHONPATH=python python -m benchmarks.serving.bench_stream_cost --write   # results/stream_cost.*
+With --engine-process too: results/engine_process.*
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_file import write_results
-from benchmarks.serving.no_op_server import CONTEXT, Conditions, serve
+from benchmarks.serving.no_op_engine import CONTEXT, N_KEPT, TIMES_BYTES, Conditions
+from benchmarks.serving.no_op_server import serve
 
 PACE_S = 0.05  # 20 tokens a second for each stream
 N_TOKENS = 300
 N_FIRST_BYTES = 100
+PLACES = ("in process", "own process")  # of the engine
 LARGE_PROMPT_CHARS = 1_000_000
 _EVENTS = {"/v1/chat/completions": b'"content":"', "/v1/completions": b'"text":"'}
 
@@ -37,6 +42,10 @@ class Case:
     n_streams: int
     pace_s: float
     path: str = "/v1/chat/completions"
+    in_child: bool = False
+
+    def conditions(self) -> Conditions:
+        return Conditions(pace_s=self.pace_s, max_batch_size=self.n_streams, in_child=self.in_child)
 
     def name(self) -> str:
         pace = f"{1 / self.pace_s:.0f} tokens/s each" if self.pace_s else "no pace"
@@ -53,42 +62,70 @@ CASES = {
     "unpaced": [Case(128, 0.0)],
 }
 
+# Steps as long as those of a GPU too, where the time that one thread takes from the other shows.
+ENGINE_PROCESS_CASES = [
+    Case(1, 0.004),
+    Case(128, PACE_S),
+    Case(256, PACE_S),
+    Case(64, 0.004),
+    Case(128, 0.01),
+    Case(128, 0.0),
+]
+
 
 @dataclass
 class Server:
     pid: int
     port: int
-    first_token_ns: Any
+    engine_pid: int
+    times_file: Path
     layers: dict[str, float] = field(default_factory=dict)
 
     def cpu_s(self) -> tuple[float, float]:
-        """CPU seconds so far of the event loop's thread and of all others."""
+        """CPU seconds so far of the event loop's thread and of all others, those of the engine's
+        process included."""
         loop = others = 0.0
-        for task in Path(f"/proc/{self.pid}/task").iterdir():
-            seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
-            if task.name == str(self.pid):
-                loop += seconds
-            else:
-                others += seconds
+        for pid in {self.pid, self.engine_pid}:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
+                if task.name == str(self.pid):
+                    loop += seconds
+                else:
+                    others += seconds
         return loop, others
+
+    def first_token_ns(self) -> int:
+        return self._times()[0]
+
+    def gaps_ms(self) -> list[float]:
+        """From the end of a step to the launch of the next, of the last ones."""
+        _, n_steps, *gaps = self._times()
+        return [gap / 1e6 for gap in gaps[: min(n_steps, N_KEPT)]]
+
+    def _times(self) -> list[int]:
+        return memoryview(self.times_file.read_bytes()).cast("q").tolist()
 
 
 @contextmanager
 def running(conditions: Conditions) -> Iterator[Server]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    first_token_ns = context.Value("q", 0, lock=False)
-    process = context.Process(target=serve, args=(theirs, first_token_ns, conditions))
+    times_file = Path(tempfile.mkdtemp()) / "times"
+    times_file.write_bytes(bytes(TIMES_BYTES))
+    conditions = replace(conditions, times_file=str(times_file))
+    process = context.Process(target=serve, args=(theirs, conditions))
     process.start()
     theirs.close()  # so that a server that ends early is an end of file here
     try:
-        server = Server(process.pid or 0, ours.recv(), first_token_ns)
+        port, engine_pid = ours.recv()
+        server = Server(process.pid or 0, port, engine_pid, times_file)
         yield server
         ours.send("stop")
         server.layers = ours.recv()
     finally:
         process.join(30)
         process.kill()
+        shutil.rmtree(times_file.parent)
 
 
 def request_bytes(path: str, body: dict[str, Any]) -> bytes:
@@ -147,8 +184,8 @@ async def read_streams(
     return streams
 
 
-def cost_of_a_token(case: Case) -> dict[str, object]:
-    conditions = Conditions(pace_s=case.pace_s, max_batch_size=case.n_streams)
+def host_cost(case: Case) -> dict[str, object]:
+    conditions = case.conditions()
     with running(conditions) as server:
         asyncio.run(read_streams(server.port, case.n_streams, 20, case.path))  # warm-up
         loop_before, others_before = server.cpu_s()
@@ -156,10 +193,8 @@ def cost_of_a_token(case: Case) -> dict[str, object]:
         streams = asyncio.run(read_streams(server.port, case.n_streams, N_TOKENS, case.path))
         wall_s = time.monotonic() - begin
         loop, others = server.cpu_s()
+        gaps = sorted(server.gaps_ms()[-N_TOKENS:])
     n_tokens = case.n_streams * N_TOKENS
-    with running(replace(conditions, times_layers=True)) as server:
-        asyncio.run(read_streams(server.port, case.n_streams, N_TOKENS, case.path))
-    shares = {name: seconds / n_tokens * 1e6 for name, seconds in server.layers.items()}
     loop_us = (loop - loop_before) / n_tokens * 1e6
     scheduler_us = (others - others_before) / n_tokens * 1e6
     return {
@@ -167,23 +202,31 @@ def cost_of_a_token(case: Case) -> dict[str, object]:
         "host_us_per_token": round(loop_us + scheduler_us, 1),
         "event_loop_us": round(loop_us, 1),
         "scheduler_us": round(scheduler_us, 1),
-        "formatting_us": round(shares["formatting"], 1),
-        "layers_us": round(shares["layers"], 1),
-        "sending_us": round(shares["sending"], 1),
+        "gap_p50_ms": round(gaps[len(gaps) // 2], 2),
+        "gap_p90_ms": round(gaps[len(gaps) * 9 // 10], 2),
         "tokens_per_s": round(n_tokens / wall_s),
         "tokens_per_event": round(n_tokens / sum(s.n_events for s in streams), 2),
     }
 
 
-def first_byte_ms() -> list[float]:
+def shares_of_the_loop(case: Case) -> dict[str, object]:
+    with running(replace(case.conditions(), times_layers=True)) as server:
+        asyncio.run(read_streams(server.port, case.n_streams, N_TOKENS, case.path))
+    n_tokens = case.n_streams * N_TOKENS
+    return {
+        f"{name}_us": round(seconds / n_tokens * 1e6, 1) for name, seconds in server.layers.items()
+    }
+
+
+def first_byte_ms(in_child: bool = False) -> list[float]:
     """From the end of the step that gave the first token to the client's read of its event."""
 
     async def ask(server: Server) -> float:
         stream = Stream()
         await read_stream(server.port, chat("Hello", 1), stream)
-        return (stream.arrivals_s[0] * 1e9 - server.first_token_ns.value) / 1e6
+        return (stream.arrivals_s[0] * 1e9 - server.first_token_ns()) / 1e6
 
-    with running(Conditions()) as server:
+    with running(Conditions(in_child=in_child)) as server:
         asyncio.run(ask(server))
         return [asyncio.run(ask(server)) for _ in range(N_FIRST_BYTES)]
 
@@ -227,15 +270,49 @@ def large_prompt_delay_ms() -> dict[str, float]:
         return asyncio.run(measure(server.port))
 
 
+def compare_engine_process(folder: Path | None) -> None:
+    """The engine in the server's process beside one in its own, in turn."""
+    rows: list[dict[str, object]] = []
+    for case in ENGINE_PROCESS_CASES:
+        for in_child in (False, True):
+            place = {"engine": PLACES[in_child]}
+            rows.append(place | host_cost(replace(case, in_child=in_child)))
+            print(rows[-1], flush=True)
+    first = {PLACES[in_child]: first_byte_ms(in_child) for in_child in (False, True)}
+    title = "Streaming with the engine in a process of its own: no model, the real loop"
+    conditions = (
+        f"Completions streamed, {N_TOKENS} tokens each. Microseconds of CPU time a token; the "
+        "scheduler's are of all threads but the event loop's. Gap: from the end of a step to the "
+        "launch of the next, for which a GPU would wait. First byte after its token, one "
+        "request at a time: "
+        + ", ".join(
+            f"{place} median {statistics.median(delays):.2f} ms, p90 "
+            f"{statistics.quantiles(delays, n=10)[-1]:.2f} ms"
+            for place, delays in first.items()
+        )
+        + f" ({N_FIRST_BYTES} requests). Server, engine and client share "
+        f"{os.cpu_count()} cores."
+    )
+    print(conditions, flush=True)
+    write_results("engine_process", title, conditions, rows, folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write results/stream_cost.*")
     parser.add_argument("--only", choices=["paced", "unpaced", "first", "large"])
+    parser.add_argument(
+        "--engine-process", action="store_true", help="compare the engine's places, nothing else"
+    )
     args = parser.parse_args()
+    results = Path(__file__).parents[1] / "results" if args.write else None
+    if args.engine_process:
+        compare_engine_process(results)
+        return
     rows: list[dict[str, object]] = []
     for kind, cases in CASES.items():
         for case in cases if args.only in (None, kind) else ():
-            rows.append(cost_of_a_token(case))
+            rows.append({**host_cost(case), **shares_of_the_loop(case)})
             print(rows[-1], flush=True)
     conditions = ""
     if args.only in (None, "first"):
@@ -255,7 +332,6 @@ def main() -> None:
         )
         print(conditions, flush=True)
     if args.only is None:
-        folder = Path(__file__).parents[1] / "results" if args.write else None
         title = "What streaming costs: no model, the real loop, a client in another process"
         conditions = (
             f"Completions streamed, one event a token, {N_TOKENS} tokens each. Microseconds of CPU "
@@ -264,7 +340,7 @@ def main() -> None:
             "layers, and what is sent around them, which is done without the interpreter's lock. "
             + conditions
         )
-        write_results("stream_cost", title, conditions, rows, folder)
+        write_results("stream_cost", title, conditions, rows, results)
 
 
 if __name__ == "__main__":
