@@ -116,7 +116,9 @@ def test_what_an_engine_tells_of_itself_comes_back_as_it_was() -> None:
     stats = EngineStats()
     stats.first_token(0.2)
     numbers = EngineNumbers(stats.snapshot(), stats.histograms())
-    facts = EngineFacts(RequestLimits(50, 100, 90, (1, 2), 40), 3, {"top_p": 0.5}, numbers, [("a", "b")])
+    facts = EngineFacts(
+        RequestLimits(50, 100, 90, (1, 2), 40), 3, {"top_p": 0.5}, numbers, [("a", "b")]
+    )
     assert m.read_facts(m.decode(m.encode("ready", facts))[1]) == facts
     view = RequestView("req-1", True, 1, 2, 3, 4, 5, 6, 7, 0.5)
     steps = [StepRecord(1, 2.0, 0.5, 3, 4, 5, None, (0.25, 0.5))]
