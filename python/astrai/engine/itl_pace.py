@@ -26,7 +26,7 @@ _FIRST_CHUNK = 64  # tokens, while nothing is known
 _LEAST_CHUNK = 16  # a target that cannot be met must not stop prompts
 _GROWTH = 2  # against the largest chunk lately seen: the fit is not trusted far outside
 _OUTLIER = 4  # times what was expected: a pause of the machine tells nothing about the next step
-_MARGIN = 2.5  # mean errors of the fit that a step is kept from the target
+_MARGIN = 2.5  # mean errors of the fit by which a step may outlast what is expected of it
 
 
 class ItlPace:
@@ -40,7 +40,7 @@ class ItlPace:
         self._sums = [0.0] * _N_TERMS  # sums of term * seconds
         self._fit = [0.0] * _N_TERMS  # seconds a unit
         self._n_observed = 0
-        self._mean_error = 0.0
+        self._mean_error = 0.0  # of the fit, as a share: longer steps vary by more seconds
         self._lately = 0.0  # the largest chunk, fading
         self._is_paced = False
         self._left_s = 0.0
@@ -52,7 +52,7 @@ class ItlPace:
         self._is_paced = bool(keys)
         self._n_taken = 0
         expected = self._expected([1.0, len(keys), sum(keys), 0.0, 0.0])
-        self._left_s = self._target_s - expected - _MARGIN * self._mean_error
+        self._left_s = self._target_s / (1 + _MARGIN * self._mean_error) - expected
 
     def take(self, start: int, wanted: int) -> int:
         """Tokens from position start on that the step may compute, at most wanted. The first chunk
@@ -73,8 +73,8 @@ class ItlPace:
         expected = self._expected(terms)
         if self._n_observed >= 8 and seconds > _OUTLIER * max(expected, 1e-6):
             seconds = _OUTLIER * expected
-        if self._n_observed >= 8:
-            self._mean_error += 0.05 * (abs(seconds - expected) - self._mean_error)
+        if self._n_observed >= 8 and expected > 0:
+            self._mean_error += 0.05 * (abs(seconds - expected) / expected - self._mean_error)
         scaled = [term / unit for term, unit in zip(terms, _UNITS, strict=True)]
         for i, row in enumerate(self._moments):
             for j in range(_N_TERMS):
