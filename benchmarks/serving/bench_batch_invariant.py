@@ -15,16 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from benchmarks.serving import workloads
 from benchmarks.serving.bench_gpu_engine import machine, spread
-from benchmarks.serving.gpu_engine import Client, WordTokenizer
+from benchmarks.serving.gpu_engine import Client, WordTokenizer, random_model
 from benchmarks.serving.timeline import output_rate, ttft_ms
 
 from astrai.engine import InferenceEngine
 from astrai.models import CausalLM
-from astrai.models.build import build_model
-from astrai.models.random_weights import RandomWeights
 
 Row = dict[str, Any]  # of one engine
 
@@ -43,13 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[Row] = []
     for name in args.models.split(","):
-        model = build_model(
-            workloads.MODELS[name],
-            RandomWeights(workloads.MODELS[name]),
-            device=torch.device(args.device),
-            dtype=torch.bfloat16,
-            max_len=MAX_SEQ_LEN,
-        )
+        model = random_model(workloads.MODELS[name], MAX_SEQ_LEN, args.device)
         for is_invariant in (True, False):
             row = measure(model, N_AT_ONCE[name], is_invariant, args.kv_tokens)
             rows.append({"model": name, "batch_invariant": is_invariant, **row})

@@ -14,16 +14,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from benchmarks.serving import workloads
 from benchmarks.serving.bench_gpu_engine import machine
-from benchmarks.serving.gpu_engine import Client, WordTokenizer
+from benchmarks.serving.gpu_engine import Client, WordTokenizer, random_model
 from benchmarks.serving.timeline import Timeline, percentile, ttft_ms
 
 from astrai.engine import InferenceEngine
 from astrai.models import CausalLM
-from astrai.models.build import build_model
-from astrai.models.random_weights import RandomWeights
 
 Row = dict[str, Any]  # of one engine
 
@@ -45,13 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[Row] = []
     for name in args.models.split(","):
-        model = build_model(
-            workloads.MODELS[name],
-            RandomWeights(workloads.MODELS[name]),
-            device=torch.device(args.device),
-            dtype=torch.bfloat16,
-            max_len=MAX_SEQ_LEN,
-        )
+        model = random_model(workloads.MODELS[name], MAX_SEQ_LEN, args.device)
         for target_ms in TARGETS[name]:
             row = measure(model, target_ms, args.n_long, args.n_output)
             rows.append({"model": name, "itl_target_ms": target_ms, **row})

@@ -15,6 +15,7 @@ from benchmarks.serving.timeline import Timeline
 from benchmarks.serving.workloads import TEMPERATURE, Work
 
 from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
+from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.config import ModelConfig
 from astrai.models.random_weights import RandomWeights
@@ -36,16 +37,23 @@ class WordTokenizer:
         return bytes(self._vocab_size)
 
 
-def make_engine(
-    config: ModelConfig, max_seq_len: int, max_batch_size: int, **options: Any
-) -> InferenceEngine:
-    model = build_model(
+def random_model(
+    config: ModelConfig, max_seq_len: int, device: torch.device | str = "cuda"
+) -> CausalLM:
+    """In bfloat16."""
+    return build_model(
         config,
         RandomWeights(config),
-        device=torch.device("cuda"),
+        device=torch.device(device),
         dtype=torch.bfloat16,
         max_len=max_seq_len,
     )
+
+
+def make_engine(
+    config: ModelConfig, max_seq_len: int, max_batch_size: int, **options: Any
+) -> InferenceEngine:
+    model = random_model(config, max_seq_len)
     tokenizer: Any = WordTokenizer(config.vocab_size)
     return InferenceEngine(
         model,
