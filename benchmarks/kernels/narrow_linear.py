@@ -10,12 +10,12 @@ on the buffers that are then timed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from graph_timing import machine, n_sets, replay_us, write_results
+from graph_timing import machine, n_sets, write_results
+from product_rows import product_row, random_weight
 from torch import Tensor
 
 from astrai.extension import ops
@@ -34,16 +34,12 @@ LAYERS = {
 }
 
 
-def random(*shape: int) -> Tensor:
-    return (torch.randn(shape, device="cuda") / shape[-1] ** 0.5).bfloat16()
-
-
 class Case:
     """One product for every number of rows, on as many buffer sets as exceed the L2 cache."""
 
     def __init__(self, n: int, k: int, kind: str) -> None:
         self.n, self.k, self.kind = n, k, kind
-        self.weights = [random(n, k) for _ in range(n_sets(2 * n * k))]
+        self.weights = [random_weight(n, k) for _ in range(n_sets(2 * n * k))]
 
     def of(self, n_rows: int) -> None:
         self.n_bytes = 2 * (self.n * self.k + n_rows * (self.k + self.n))
@@ -79,12 +75,6 @@ class Case:
         return ((actual - expected).norm() / expected.norm()).item()
 
 
-def on_each(
-    function: Callable[[Tensor], object], weights: list[Tensor]
-) -> list[Callable[[], object]]:
-    return [lambda weight=weight: function(weight) for weight in weights]  # type: ignore[misc]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -96,29 +86,7 @@ def main() -> None:
         case = Case(n, k, kind)
         for n_rows in ROWS:
             case.of(n_rows)
-            error = case.error()
-            assert error < 1e-2, f"{name} of {n_rows} rows is off by {error}"
-            ours, alone, theirs, separate = (
-                replay_us(on_each(function, case.weights))
-                for function in (case.ours, case.alone, case.torch_alone, case.separate)
-            )
-            rate = case.n_bytes / ours.median / 1000
-            rows.append(
-                {
-                    "product": name,
-                    "rows": n_rows,
-                    "with": kind,
-                    "error": f"{error:.1e}",
-                    "us": round(ours.median, 2),
-                    "p10": round(ours.p10, 2),
-                    "p90": round(ours.p90, 2),
-                    "GB/s": round(rate),
-                    "of read": f"{rate / int(head['read GB/s']):.2f}",  # type: ignore[call-overload]
-                    "alone us": round(alone.median, 2),
-                    "torch alone us": round(theirs.median, 2),
-                    "torch and kernels us": round(separate.median, 2),
-                }
-            )
+            rows.append(product_row(name, n_rows, case, head["read GB/s"]))
         del case
     text = __doc__.split("\n\n")[2]
     write_results("narrow_linear", "Products of some rows", text, head, rows, args.out)

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "astrai/shape_check.h"
-#include "op_checks.h"
+#include "linear_checks.h"
 
 namespace astrai {
 namespace {
@@ -29,31 +29,12 @@ NarrowLinearArgs check_narrow_linear(const NarrowLinearTensors& tensors, const s
   const TensorView &x = tensors.x, &weight = tensors.weight, &out = tensors.out;
   const bool is_gated = output == SkinnyOutput::kSiluMul;
   ShapeCheck check("narrow_linear");
-  check.shape("x", x, {"T", "K"}).shape("weight", weight, {"N", "K"});
-  require_half_precision("narrow_linear", "x", x);
-  const int64_t n_products = check.size("N"), row_len = check.size("K");
-  check.require(!is_gated || n_products % 2 == 0, [&] {
-    return "weight has " + std::to_string(n_products) + " rows; gates and ups are as many each";
-  });
-  const int64_t n_out = is_gated ? n_products / 2 : n_products;
-  check.shape("out", out, {"T", n_out});
-  check.dtype("weight", weight, {x.dtype}).dtype("out", out, {x.dtype});
-  check.contiguous_from(1, "x", x).contiguous_from(1, "weight", weight).contiguous_from(1, "out", out);
-  check.writable("out", out);
-  check.require(has_own_rows(out), "out has a stride of 0; each row needs memory of its own");
-  check.require(out.data == nullptr || out.data != x.data, "out is x; every block reads all of x");
-  check.require(row_len % 8 == 0 && row_len > 0, [&] {
-    return "x has rows of " + std::to_string(row_len) + " elements; accepted: multiples of 8";
-  });
-  check.require(n_out % 8 == 0, [&] {
+  const auto [n_rows, row_len, n_products, n_out] = check_linear(check, "narrow_linear", x, weight, out, is_gated);
+  check.require(n_out % 8 == 0, [&, n_out = n_out] {
     return "out has rows of " + std::to_string(n_out) + " elements; accepted: multiples of 8";
   });
-  const int64_t n_rows = check.size("T");
-  check.require(starts_on_vector(x.data, {n_rows > 1 ? x.stride(0) : 0}, x.dtype), "x has rows that are not on 16 bytes");
   check.require(starts_on_vector(out.data, {n_rows > 1 ? out.stride(0) : 0}, out.dtype),
                 "out has rows that are not on 16 bytes");
-  check.require(starts_on_vector(weight.data, {n_products > 1 ? weight.stride(0) : 0}, weight.dtype),
-                "weight has rows that are not on 16 bytes");
   check.require(n_products <= kMaxInt / 2, [&] { return "weight has shape " + shape_string(weight) + "; at most 2^30 rows"; });
   check.require(n_rows <= kMaxInt / 2, [&] { return "x has shape " + shape_string(x) + "; at most 2^30 rows"; });
   if (bias) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "astrai/shape_check.h"
-#include "op_checks.h"
+#include "linear_checks.h"
 
 namespace astrai {
 namespace {
@@ -27,27 +27,9 @@ SkinnyLinearArgs check_skinny_linear(const SkinnyLinearTensors& tensors, const S
   const TensorView &x = tensors.x, &weight = tensors.weight, &out = tensors.out;
   const bool is_gated = options.output == SkinnyOutput::kSiluMul;
   ShapeCheck check("skinny_linear");
-  check.shape("x", x, {"T", "K"}).shape("weight", weight, {"N", "K"});
-  require_half_precision("skinny_linear", "x", x);
-  const int64_t n_products = check.size("N"), row_len = check.size("K");
-  check.require(!is_gated || n_products % 2 == 0, [&] {
-    return "weight has " + std::to_string(n_products) + " rows; gates and ups are as many each";
-  });
-  const int64_t n_out = is_gated ? n_products / 2 : n_products;
-  check.shape("out", out, {"T", n_out});
-  check.dtype("weight", weight, {x.dtype}).dtype("out", out, {x.dtype});
-  check.contiguous_from(1, "x", x).contiguous_from(1, "weight", weight).contiguous_from(1, "out", out);
-  check.writable("out", out);
-  check.require(has_own_rows(out), "out has a stride of 0; each row needs memory of its own");
-  check.require(out.data == nullptr || out.data != x.data, "out is x; every block reads all of x");
-  check.require(row_len % 8 == 0 && row_len > 0, [&] {
-    return "x has rows of " + std::to_string(row_len) + " elements; accepted: multiples of 8";
-  });
-  check.require(starts_on_vector(x.data, {x.size(0) > 1 ? x.stride(0) : 0}, x.dtype), "x has rows that are not on 16 bytes");
-  check.require(starts_on_vector(weight.data, {n_products > 1 ? weight.stride(0) : 0}, weight.dtype),
-                "weight has rows that are not on 16 bytes");
+  const auto [n_rows, row_len, n_products, n_out] = check_linear(check, "skinny_linear", x, weight, out, is_gated);
   const int max_rows = skinny_linear_max_rows(row_len);
-  check.require(check.size("T") <= max_rows, [&] {
+  check.require(n_rows <= max_rows, [&] {
     return "x has shape " + shape_string(x) + "; at most " + std::to_string(max_rows) +
            " rows of this length: see skinny_linear_max_rows";
   });
@@ -72,7 +54,7 @@ SkinnyLinearArgs check_skinny_linear(const SkinnyLinearTensors& tensors, const S
   args.x_stride = x.strides[0];
   args.weight_stride = weight.strides[0];
   args.out_stride = out.strides[0];
-  args.n_rows = static_cast<int>(check.size("T"));
+  args.n_rows = static_cast<int>(n_rows);
   args.row_len = static_cast<int>(row_len);
   args.n_out = static_cast<int>(n_out);
   args.eps = options.eps;

@@ -9,9 +9,9 @@ namespace {
 constexpr const char* kOp = "skinny_linear";
 constexpr int kLongRow = 2048;  // from here on eight warps share a row: a slice is then 8 loads a lane or more
 
-template <typename T, int kSlices, bool kGated, bool kMany>
+template <typename T, int kSlices, bool kGated, int kMaxRows>
 void launch(const SkinnyLinearArgs& args, cudaStream_t stream) {
-  constexpr auto kKernel = skinny_linear_kernel<T, kSlices, kGated, kMany>;
+  constexpr auto kKernel = skinny_linear_kernel<T, kSlices, kGated, kMaxRows>;
   constexpr int kColumns = kSkinnyWarps / kSlices * kSkinnyTileRows;
   const size_t shared_bytes = skinny_shared_bytes(args);
   check_cuda(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
@@ -20,17 +20,24 @@ void launch(const SkinnyLinearArgs& args, cudaStream_t stream) {
   launch_overlapped<kKernel>(kOp, n_blocks, kSkinnyThreads, shared_bytes, stream, args);
 }
 
-template <typename T, bool kGated, bool kMany>
+template <typename T, bool kGated, int kMaxRows>
 void launch_by_length(const SkinnyLinearArgs& args, cudaStream_t stream) {
-  args.row_len >= kLongRow ? launch<T, 8, kGated, kMany>(args, stream) : launch<T, 4, kGated, kMany>(args, stream);
+  args.row_len >= kLongRow ? launch<T, 8, kGated, kMaxRows>(args, stream) : launch<T, 4, kGated, kMaxRows>(args, stream);
+}
+
+template <typename T, int kMaxRows>
+void launch_by_gate(const SkinnyLinearArgs& args, bool is_gated, cudaStream_t stream) {
+  is_gated ? launch_by_length<T, true, kMaxRows>(args, stream) : launch_by_length<T, false, kMaxRows>(args, stream);
 }
 
 template <typename T>
 void launch_for(const SkinnyLinearArgs& args, bool is_gated, cudaStream_t stream) {
-  if (args.n_rows > 8) {
-    is_gated ? launch_by_length<T, true, true>(args, stream) : launch_by_length<T, false, true>(args, stream);
+  if (args.n_rows > kSkinnySomeRows) {
+    launch_by_gate<T, kSkinnyTokens>(args, is_gated, stream);
+  } else if (is_gated || args.n_rows > kSkinnyFewRows) {
+    launch_by_gate<T, kSkinnySomeRows>(args, is_gated, stream);
   } else {
-    is_gated ? launch_by_length<T, true, false>(args, stream) : launch_by_length<T, false, false>(args, stream);
+    launch_by_length<T, false, kSkinnyFewRows>(args, stream);
   }
 }
 

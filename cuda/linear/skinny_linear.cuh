@@ -23,6 +23,7 @@ constexpr int kSkinnyPadding = 32;  // elements behind each row of x: neighbouri
 constexpr unsigned kSkinnyFewBlocks = 256;  // all of them are there at once
 constexpr int kSkinnyMaxSums = 64;  // of 32 vectors each, as in rms_norm
 constexpr int kSkinnyFewRows = 2;  // from three rows on what blocks find in L1 is worth more
+constexpr int kSkinnySomeRows = 8;  // half of what the matrix instruction takes
 
 // Asks for n_bytes from address on, both multiples of 16, without waiting. Before 9.0 there is no such instruction.
 __device__ __forceinline__ void prefetch_range_l2(const void* address, int n_bytes) {
@@ -92,13 +93,14 @@ __device__ __forceinline__ void stage_skinny_rows(const SkinnyLinearArgs& args, 
   __syncthreads();
 }
 
-// kSlices: warps that share a row of the weight. kGated: silu_mul. kMany: more than 8 rows of x.
-template <typename T, int kSlices, bool kGated, bool kMany>
+// kSlices: warps that share a row of the weight. kGated: silu_mul. kMaxRows: of x, one of the limits above.
+template <typename T, int kSlices, bool kGated, int kMaxRows>
 __global__ void __launch_bounds__(kSkinnyThreads, 2) skinny_linear_kernel(const SkinnyLinearArgs args) {
   constexpr int kTiles = kGated ? 2 : 1, kUnroll = 8 / kTiles, kBlockTiles = kSkinnyWarps / kSlices;
+  constexpr bool kMany = kMaxRows > kSkinnySomeRows;
   // A step's registers are asked for again as soon as it is multiplied, or those of all steps together: measured, each where
   // it is quicker (benchmarks/results/skinny_linear.md).
-  constexpr int kBatch = kGated ? kUnroll : 1;
+  constexpr int kBatch = kMaxRows > kSkinnyFewRows ? kUnroll : 1;
   constexpr int kColumns = kBlockTiles * kSkinnyTileRows;
   static_assert(kSkinnyTokens * kColumns <= kSkinnyThreads, "one sum a thread");
   extern __shared__ __align__(16) unsigned char memory[];
