@@ -29,6 +29,11 @@ SETTINGS = {  # (requests at once, W5 rates with their numbers of requests)
     "qwen": (256, ((16.0, 192), (48.0, 400), (None, 256))),
     "llama": (128, ((8.0, 96), (20.0, 240), (None, 256))),
 }
+# For the traces of decode steps: requests, output tokens of each, seconds of about 250 steps.
+PROFILES = {
+    "qwen": ((1, 2400, 0.4), (256, 700, 1.4)),
+    "llama": ((1, 700, 1.2), (128, 600, 1.9)),
+}
 REPEATS = 3
 
 
@@ -107,15 +112,21 @@ def serve(client: Client, report: Report, rate: float | None, n: int, namespace:
     )
 
 
-def profile_decode(client: Client, report: Report, n: int, seconds: float) -> None:
-    """A trace of steps in which n requests decode and none arrives."""
-    n_output = 4000 if n == 1 else 700  # more than the trace sees
+def profile_decode(client: Client, report: Report, n: int, n_output: int, seconds: float) -> None:
+    """A trace of steps in which n requests decode and none arrives. n_output: tokens of each, more
+    than the trace sees."""
     work = [workloads.Work([7 * i % 1000 + j % 13 for j in range(256)], n_output) for i in range(n)]
     thread = threading.Thread(target=client.run, args=(work,), kwargs={"namespace": f"p{n}"})
     thread.start()
     time.sleep(1.2)  # prompts are done, and the graph is there
     report.add(f"profile of decode, batch {n}", **breakdown(trace(seconds)))
     thread.join()
+
+
+def profile(client: Client, report: Report, model: str) -> None:
+    trace(0.0)  # the first one of a process takes longer than some of the work
+    for n, n_output, seconds in PROFILES[model]:
+        profile_decode(client, report, n, n_output, seconds)
 
 
 def profile_mixed(client: Client, report: Report, n: int) -> None:
@@ -171,7 +182,7 @@ def main() -> None:
         "w4": lambda: w4(client, report),
         "w5": lambda: w5(client, report, rates),
         "mixed": lambda: profile_mixed(client, report, n),
-        "profile": lambda: [profile_decode(client, report, b, 0.4) for b in (1, n)] and None,
+        "profile": lambda: profile(client, report, args.model),
     }
     for name, part in parts.items():
         if name in args.parts.split(","):
@@ -186,7 +197,7 @@ def main() -> None:
             "machine": machine(args.commit),
             "settings": {
                 "model": args.model,
-                "prefill_chunk": engine.prefill_chunk,
+                "prefill_chunk": str(engine.prefill_chunk),
                 "max_batch_size": args.max_batch_size,
             },
             "rows": report.rows,

@@ -27,15 +27,18 @@ Row = dict[str, Any]  # of one engine
 MAX_SEQ_LEN = 102_400
 N_LONG = 100_000  # tokens of the prompt that arrives
 N_RUNNING = 64  # requests that decode, of 512 tokens in
-ARRIVES_AFTER_S = 3.0  # all prompts of the 64 have been computed then
 TARGETS: dict[str, tuple[float | None, ...]] = {"qwen": (None, 8.0), "llama": (None, 15.0)}
+# When the long prompt arrives, in seconds: all prompts of the 64 have been computed then.
+ARRIVES_AFTER_S = {"qwen": 0.6, "llama": 2.0}
+# Tokens of each of the 64: they outlast the long prompt.
+N_OUTPUT = {"qwen": 1600, "llama": 1600}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="qwen,llama")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--n-output", type=int, default=1500, help="tokens of each of the 64")
+    parser.add_argument("--n-output", type=int, help="tokens of each of the 64")
     parser.add_argument("--n-long", type=int, default=N_LONG)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--commit", default="unknown")
@@ -44,13 +47,16 @@ def main() -> None:
     for name in args.models.split(","):
         model = random_model(workloads.MODELS[name], MAX_SEQ_LEN, args.device)
         for target_ms in TARGETS[name]:
-            row = measure(model, target_ms, args.n_long, args.n_output)
+            n_output = args.n_output or N_OUTPUT[name]
+            row = measure(model, target_ms, args.n_long, n_output, ARRIVES_AFTER_S[name])
             rows.append({"model": name, "itl_target_ms": target_ms, **row})
             print(rows[-1], flush=True)
             write(args.out, args.commit, rows)
 
 
-def measure(model: CausalLM, target_ms: float | None, n_long: int, n_output: int) -> Row:
+def measure(
+    model: CausalLM, target_ms: float | None, n_long: int, n_output: int, arrives_after_s: float
+) -> Row:
     tokenizer: Any = WordTokenizer(model.config.vocab_size)
     engine = InferenceEngine(
         model,
@@ -66,7 +72,7 @@ def measure(model: CausalLM, target_ms: float | None, n_long: int, n_output: int
     client.run([workloads.single(n_output=1)])
     running = [workloads.single(n_output=n_output, seed=10 + i) for i in range(N_RUNNING)]
     long = workloads.single(n_prompt=n_long, n_output=2, seed=9)
-    arrivals = [0.0] * N_RUNNING + [ARRIVES_AFTER_S]
+    arrivals = [0.0] * N_RUNNING + [arrives_after_s]
     *others, last = client.run([*running, long], arrivals, namespace="itl")
     engine.shutdown()
     between = itl_within(others, last.submitted_at, last.times[0])

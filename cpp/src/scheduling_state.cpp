@@ -172,6 +172,7 @@ void SchedulingState::refill(StepPlan& plan) {
   while (!waiting_.empty() && has_new_room_ && pool_->n_free_rows() > 0) {
     if (prefill_chunk_ != 0 && n_uncomputed >= prefill_chunk_) return;
     Task& task = *waiting_.front();
+    if (soon_finds_more(task)) return;
     std::optional<Admission> admission;
     try {
       admission = pool_->admit(span_of(task.token_ids), task.options.namespace_name);
@@ -208,6 +209,19 @@ void SchedulingState::refuse_head(StepPlan& plan, std::string reason) {
 bool SchedulingState::leaves_headroom() const {
   if (pool_->is_contiguous() || running_.empty()) return true;
   return pool_->n_free_pages() + pool_->n_cached_pages() >= static_cast<int64_t>(running_.size());
+}
+
+// Whether the next steps compute so much of the beginning of this queued prompt, for one that came before, that to wait for
+// it is less work than to compute it again beside it.
+bool SchedulingState::soon_finds_more(const Task& task) const {
+  if (prefill_chunk_ == 0) return false;
+  const int64_t gain = std::max<int64_t>(pool_->page_size(), prefill_chunk_ / 2);
+  return std::any_of(running_.begin(), running_.end(), [&](const Task* other) {
+    const int64_t end = other->n_written + gain;
+    return end <= std::min(other->n_prefill, static_cast<int64_t>(task.token_ids.size()) - 1) &&
+           task.options.namespace_name == other->options.namespace_name &&
+           std::equal(task.token_ids.begin(), task.token_ids.begin() + end, other->token_ids.begin());
+  });
 }
 
 // The head of the queue runs.

@@ -128,6 +128,7 @@ class SchedulingState {
   void refill(StepPlan& plan);
   void refuse_head(StepPlan& plan, std::string reason);
   bool leaves_headroom() const;
+  bool soon_finds_more(const Task& task) const;
   void activate(const Admission& admission, StepPlan& plan);
   std::vector<Work> prefill() const;
   std::vector<Task*> decode(StepPlan& plan);

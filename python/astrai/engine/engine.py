@@ -30,6 +30,7 @@ from astrai.engine.executor_choice import executor_for
 from astrai.engine.generation import PieceStream, RunningBatch, error_of
 from astrai.engine.kv_sizing import auto_chunk, size_pool
 from astrai.engine.memory_ledger import MemoryLedger, StepLimits
+from astrai.engine.prefill_chunk import PrefillChunk
 from astrai.engine.request import GenerationRequest
 from astrai.engine.router import AsyncEventRouter
 from astrai.engine.scheduler import InferenceScheduler
@@ -81,7 +82,8 @@ class InferenceEngine:
         for what memory allows). enable_cuda_graph: on a GPU, run each step of decoding requests as
         one captured graph. backend: attention for requests made outside an `attn_backend(...)`
         context. prefill_chunk: prompt tokens computed in one step, None or 0 without limit; "auto"
-        is 512 on a CPU and 512 to 4096 on a GPU, less for larger models. itl_target_ms: steps
+        is 512 on a CPU and on a GPU up to 4096, less for larger models while few prompts wait
+        (`auto_chunk`). itl_target_ms: steps
         beside decoding requests compute no more of prompts than lets them end within it, as far as
         that can be foretold (see `ItlPace`). batch_invariant: logits and greedy ids of a request
         are the same to the bit whatever runs beside it, is cached or has to wait (see
@@ -94,8 +96,6 @@ class InferenceEngine:
         for limits that the card cannot hold.
         """
         config = model.config
-        if prefill_chunk == "auto":
-            prefill_chunk = auto_chunk(model)
         check_integer("max_batch_size", max_batch_size, 1)
         check_integer("page_size", page_size, 1)
         check_integer("max_queue", max_queue, 0)
@@ -104,7 +104,7 @@ class InferenceEngine:
             ("kv_tokens", kv_tokens, 1),
             ("prefill_chunk", prefill_chunk, 0),
         ):
-            if value is not None:
+            if value is not None and value != "auto":
                 check_integer(name, value, low)
         if itl_target_ms is not None and not 0 < itl_target_ms < math.inf:
             raise ValueError(
@@ -129,7 +129,10 @@ class InferenceEngine:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.config = config
-        self.prefill_chunk = prefill_chunk
+        self.prefill_chunk = (
+            auto_chunk(model) if prefill_chunk == "auto" else PrefillChunk.fixed(prefill_chunk)
+        )
+        most_prefill = None if self.prefill_chunk is None else self.prefill_chunk.most
         self.max_seq_len = max_seq_len if max_seq_len is not None else context_len
         self.sampling_defaults: Mapping[str, float] = sampling_defaults or {}
         self._default_backend = None if backend is None else attn_backend(backend)
@@ -139,7 +142,7 @@ class InferenceEngine:
             limits = StepLimits(
                 max_batch_size,
                 self.max_seq_len,
-                prefill_chunk or None,
+                most_prefill,
                 page_size if kv_mode == "paged" else 1,
                 enable_cuda_graph,
             )
@@ -161,14 +164,14 @@ class InferenceEngine:
         self.cache = cache
         self._vocab_size = config.vocab_size
         self._grammars = GrammarCompiler(tokenizer, config.vocab_size, grammar_limits)
-        executor, sampler = executor_for(model, cache, enable_cuda_graph, prefill_chunk or None)
+        executor, sampler = executor_for(model, cache, enable_cuda_graph, most_prefill)
         self._scheduler = InferenceScheduler(
             cache.host,
             executor,
             sampler,
             _C.TextStreams(_token_table(tokenizer, config.vocab_size)),
             max_open=cache.host.max_batch_size + max_queue,
-            prefill_chunk=prefill_chunk,
+            prefill_chunk=self.prefill_chunk,
             itl_target_s=None if itl_target_ms is None else itl_target_ms / 1000,
             rope_switch_len=model.rope_switch_len,
             is_batch_invariant=batch_invariant,

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from astrai.engine.prefill_chunk import affordable_tokens
+
 if TYPE_CHECKING:
     from astrai.engine.plan import StepGroup
 
@@ -59,7 +61,9 @@ class ItlPace:
         of a step gets some in any case."""
         if not self._is_paced:
             return wanted
-        n = min(wanted, self._most(start), self._room() - self._n_taken)
+        token_s, pair_s = self._fit[3] / _UNITS[3], self._fit[4] / _UNITS[4]
+        affordable = affordable_tokens(self._left_s, token_s, pair_s, start)
+        n = min(wanted, affordable, self._room() - self._n_taken)
         if self._n_taken == 0:
             n = max(n, min(wanted, _LEAST_CHUNK))
         n = max(n, 0)
@@ -99,16 +103,6 @@ class ItlPace:
     def _room(self) -> int:
         """Tokens that the fit can be asked about."""
         return max(_FIRST_CHUNK, int(_GROWTH * self._lately))
-
-    def _most(self, start: int) -> int:
-        """Tokens from position start on that take what is left of the step's time."""
-        token_s, pair_s = self._fit[3] / _UNITS[3], self._fit[4] / _UNITS[4]
-        linear, half = token_s + pair_s * start, pair_s / 2
-        if self._left_s <= 0:
-            return 0
-        # half n^2 + linear n = left, solved without the difference of near numbers
-        root = (linear * linear + 4 * half * self._left_s) ** 0.5
-        return int(2 * self._left_s / (linear + root)) if linear + root > 0 else 1 << 30
 
 
 def _pairs(start: int, n: int) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astrai.engine.memory_ledger import MemoryLedger, StepLimits, gpu_ledger
+from astrai.engine.prefill_chunk import PrefillChunk
 
 if TYPE_CHECKING:
     from astrai.models import CausalLM
@@ -16,22 +17,33 @@ __all__ = ["auto_chunk", "default_kv_tokens", "free_memory_bytes", "size_pool"]
 
 _CPU_CHUNK = 512
 _CHUNK_FLOPS = 0.030 * 600e12
+_MOST_CHUNK = 4096
 _CPU_SHARE = 0.25  # the rest of the memory belongs to others
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def auto_chunk(model: CausalLM) -> int:
+def auto_chunk(model: CausalLM) -> PrefillChunk:
     """Prompt tokens of one step.
 
-    On a GPU a power of two whose products take about 30 ms at 600 TFLOP/s: those who wait for
-    their next token beside it do not wait much longer. Launching a step takes time of its own, so
-    that smaller chunks than 512 would cost more than they give.
+    On a GPU, while few requests wait, a power of two whose products take about 30 ms at 600
+    TFLOP/s, and fewer far behind the beginning of a long prompt, where attention takes longer than
+    the products. Launching a step takes time of its own, so that smaller chunks than 512 at the
+    beginning would cost more than they give.
     """
     if model.device.type == "cpu":
-        return _CPU_CHUNK
-    n_weights = sum(weight.numel() for weight in model.parameters())
-    n_tokens = int(_CHUNK_FLOPS / (2 * n_weights))
-    return min(4096, max(512, 1 << (n_tokens.bit_length() - 1)))
+        return PrefillChunk(_CPU_CHUNK, _CPU_CHUNK)
+    token_flops = 2.0 * sum(weight.numel() for weight in model.parameters())
+    config = model.config
+    n_full = sum(config.window_of(layer_id) is None for layer_id in range(config.n_layers))
+    n_tokens = int(_CHUNK_FLOPS / token_flops)
+    least = min(_MOST_CHUNK, max(512, 1 << (n_tokens.bit_length() - 1)))
+    return PrefillChunk(
+        least,
+        _MOST_CHUNK,
+        cost=max(_CHUNK_FLOPS, least * token_flops),
+        token_cost=token_flops,
+        pair_cost=4.0 * n_full * config.n_heads * config.head_dim,
+    )
 
 
 def size_pool(

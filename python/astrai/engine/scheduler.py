@@ -36,6 +36,7 @@ from astrai.engine.inbox import DEAD, Inbox, Notes
 from astrai.engine.inspection import Inspection, inspect_engine
 from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
+from astrai.engine.prefill_chunk import PrefillChunk
 from astrai.engine.protocols import Executor, LaunchedStep, TextStreamsLike
 from astrai.engine.publisher import Publisher
 from astrai.engine.request import FinishReason
@@ -72,7 +73,7 @@ class InferenceScheduler:
         streams: TextStreamsLike,
         *,
         max_open: int,
-        prefill_chunk: int | None = 512,
+        prefill_chunk: PrefillChunk | int | None = 512,
         itl_target_s: float | None = None,
         rope_switch_len: int | None = None,
         is_batch_invariant: bool = False,

@@ -24,12 +24,14 @@ that comes back computes its prompt and then replays what it had generated, in g
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
+from astrai.engine.prefill_chunk import PrefillBudget, PrefillChunk
 from astrai.engine.task import Task, TaskStatus
 
 if TYPE_CHECKING:
@@ -100,18 +102,21 @@ class SchedulingState(Generic[T]):
     def __init__(
         self,
         pool: HostPool,
-        prefill_chunk: int | None = 512,
+        prefill_chunk: PrefillChunk | int | None = 512,
         pace: ItlPace | None = None,
         rope_switch_len: int | None = None,
         is_batch_invariant: bool = False,
     ) -> None:
-        """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task;
-        None or 0 is unlimited. pace: says where it takes fewer. rope_switch_len: tokens of the
-        longest text whose keys are rotated as at first; a longer one has other keys throughout.
-        None: all texts are alike. is_batch_invariant: generated tokens are never computed as part
-        of a prompt, nor do their pages enter the prefix tree."""
+        """prefill_chunk: prompt tokens computed in one step, beside one for each decoding task; a
+        number holds however many wait, None and 0 are without limit. pace: says where it takes
+        fewer. rope_switch_len: tokens of the longest text whose keys are rotated as at first; a
+        longer one has other keys throughout. None: all texts are alike. is_batch_invariant:
+        generated tokens are never computed as part of a prompt, nor do their pages enter the
+        prefix tree."""
         self._pool = pool
-        self._prefill_chunk = prefill_chunk or None
+        if not isinstance(prefill_chunk, PrefillChunk):
+            prefill_chunk = PrefillChunk.fixed(prefill_chunk)
+        self._prefill_chunk = prefill_chunk
         self._pace = pace
         self._rope_switch_len = rope_switch_len
         self._is_batch_invariant = is_batch_invariant
@@ -200,8 +205,9 @@ class SchedulingState(Generic[T]):
         its draws as pending from here on, so it must be run."""
         self.cleanup()
         out_of_room = self._switch_keys()
-        refused = self._refill()
-        chunks = self._prefill()
+        budget = self._prefill_budget()
+        refused = self._refill(budget)
+        chunks = self._prefill(budget)
         decoding, starved = self._decode()
         out_of_room += starved
         work = [(task, 1) for task in self.running if task.replays]
@@ -229,17 +235,30 @@ class SchedulingState(Generic[T]):
             self._give_back(task)
         self._leaving.clear()
 
-    def _refill(self) -> list[tuple[T, str]]:
+    def _prefill_budget(self) -> PrefillBudget | None:
+        """What the next step may compute of prompts, None for all there is. What the prefix tree
+        holds of a queued prompt is not known before it is admitted: all of it counts as waiting."""
+        if self._prefill_chunk is None:
+            return None
+        admitted = [max(0, task.n_prefill - task.n_planned) for task in self.running]
+        queued = (len(task.token_ids) for task in self.waiting)
+        return self._prefill_chunk.budget(
+            itertools.chain(admitted, queued), is_awaited=0 in admitted
+        )
+
+    def _refill(self, budget: PrefillBudget | None) -> list[tuple[T, str]]:
         """Admit from the head of the queue while there is room, and while the next step could
         compute something of the prompt: one that came in earlier could not, and would miss the
         pages that those before it write until then. FIFO: a head that does not fit now keeps those
-        behind it waiting, so that it cannot starve."""
+        behind it waiting, so that it cannot starve. budget: of the step's prompts."""
         refused: list[tuple[T, str]] = []
         n_uncomputed = sum([max(0, task.n_prefill - task.n_planned) for task in self.running])
         while self.waiting and self._has_new_room and self._pool.n_free_rows > 0:
-            if self._prefill_chunk is not None and n_uncomputed >= self._prefill_chunk:
+            if budget is not None and n_uncomputed >= budget.n_tokens:
                 break
             task = self.waiting[0]
+            if self._soon_finds_more(task):
+                break
             try:
                 admission = self._admit(task)
             except ValueError as error:
@@ -265,6 +284,23 @@ class SchedulingState(Generic[T]):
             n_uncomputed += task.n_prefill - task.n_planned
         return refused
 
+    def _soon_finds_more(self, task: T) -> bool:
+        """Whether the next steps compute so much of the beginning of this queued prompt, for one
+        that came before, that to wait for it is less work than to compute it again beside it."""
+        chunk = self._prefill_chunk
+        if chunk is None:
+            return False
+        for other in self.running:
+            end = other.n_written + max(self._pool.page_size, chunk.least // 2)
+            if (
+                end <= min(other.n_prefill, len(task.token_ids) - 1)
+                and task.token_ids[end - 1] == other.token_ids[end - 1]
+                and task.token_ids[:end] == other.token_ids[:end]
+                and self._namespace(task) == self._namespace(other)
+            ):
+                return True
+        return False
+
     def _leaves_headroom(self) -> bool:
         """True when every running task could still get a page: admitting a task only to preempt
         it in its first steps would compute its prompt for nothing."""
@@ -273,13 +309,9 @@ class SchedulingState(Generic[T]):
         return self._pool.n_free_pages + self._pool.n_cached_pages >= len(self.running)
 
     def _admit(self, task: T) -> Admission | None:
-        """Ask for a row. Texts with other keys share no pages. Raises ValueError for a text that
-        the pool can never hold."""
-        namespace = task.namespace
-        if self._rope_switch_len is not None:
-            namespace = ("long " if self._is_long(task.token_ids) else "short ") + namespace
+        """Ask for a row. Raises ValueError for a text that the pool can never hold."""
         n_prefill = self._prefill_len(task)
-        admission = self._pool.admit(task.token_ids[:n_prefill], namespace)
+        admission = self._pool.admit(task.token_ids[:n_prefill], self._namespace(task))
         replayed = task.token_ids[n_prefill:]
         if admission is None or not replayed:
             return admission
@@ -290,6 +322,12 @@ class SchedulingState(Generic[T]):
         for token_id in replayed:
             self._pool.append_batch([req_idx], [token_id])
         return admission
+
+    def _namespace(self, task: T) -> str:
+        """Of the prefix tree: texts with other keys share no pages."""
+        if self._rope_switch_len is None:
+            return task.namespace
+        return ("long " if self._is_long(task.token_ids) else "short ") + task.namespace
 
     def _prefill_len(self, task: T) -> int:
         """How many tokens of a task that asks for a row are to be computed as a prompt: all, or
@@ -348,9 +386,9 @@ class SchedulingState(Generic[T]):
                 self._place(task, admission)
         return out_of_room
 
-    def _prefill(self) -> list[tuple[T, int]]:
+    def _prefill(self, budget: PrefillBudget | None) -> list[tuple[T, int]]:
         """Chunks for the tasks whose prompt is not written yet, oldest first, under the budget."""
-        budget, pace = self._prefill_chunk, self._pace
+        pace = self._pace
         chunks: list[tuple[T, int]] = []
         if pace is not None:
             pace.begin_step([task.n_planned for task in self.running if task.decodes])
@@ -359,13 +397,13 @@ class SchedulingState(Generic[T]):
             if q_len <= 0:
                 continue
             if budget is not None:
-                q_len = min(q_len, budget)
+                q_len = budget.most(task.n_planned, q_len)
             if pace is not None:
                 q_len = pace.take(task.n_planned, q_len)
             if q_len == 0:
                 break
             if budget is not None:
-                budget -= q_len
+                budget.take(task.n_planned, q_len)
             chunks.append((task, q_len))
         return chunks
 

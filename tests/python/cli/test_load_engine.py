@@ -35,7 +35,7 @@ def test_the_engine_has_what_the_settings_say(folder: Path) -> None:
     loaded, engine = load_engine(settings)
     try:
         assert loaded.source == str(folder) and str(loaded.dtype) == "torch.float32"
-        assert (engine.max_seq_len, engine.prefill_chunk) == (48, 24)
+        assert (engine.max_seq_len, str(engine.prefill_chunk)) == (48, "24")
         host = engine.cache.host
         assert (host.max_batch_size, host.page_size, host.n_pages) == (3, 8, 20)
         assert engine.client.is_healthy()

@@ -19,6 +19,7 @@ import numpy as np
 
 from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
+from astrai.engine.prefill_chunk import PrefillChunk
 from astrai.engine.scheduling_state import SchedulingState
 from astrai.engine.task import Task, TaskStatus
 
@@ -68,7 +69,7 @@ class Simulator:
         self,
         pool: Any,
         seed: int,
-        prefill_chunk: int | None,
+        prefill_chunk: PrefillChunk | int | None,
         is_ahead: bool = False,
         pace: ItlPace | None = None,
         switch_len: int | None = None,
@@ -82,7 +83,11 @@ class Simulator:
         self.n_replayed = 0
         self.switch_len = switch_len
         self.random = random.Random(seed)
-        self.prefill_chunk = prefill_chunk
+        self.prefill_chunk = (
+            prefill_chunk
+            if isinstance(prefill_chunk, PrefillChunk)
+            else PrefillChunk.fixed(prefill_chunk)
+        )
         self.memory = np.full(pool.n_tokens + 1, -1, np.int64)
         self.table = np.asarray(pool.table)
         self.is_ahead = is_ahead
@@ -233,6 +238,6 @@ class Simulator:
                 if i >= group.n_decode:
                     n_prefill += group.q_lens[i]
         if self.prefill_chunk:
-            assert n_prefill <= self.prefill_chunk
+            assert n_prefill <= self.prefill_chunk.most
         if running and not self.in_flight:
             assert rows, "tasks are running but none has work"

@@ -132,11 +132,24 @@ def test_rows_are_padded_to_the_next_size(n_rows: int, padded: int) -> None:
 
 @pytest.mark.parametrize(
     ("device", "n_weights", "chunk"),
-    [("cpu", 8e9, 512), ("cuda", 8.03e9, 1024), ("cuda", 0.6e9, 4096), ("cuda", 70e9, 512)],
+    [
+        ("cpu", 8e9, "512"),
+        ("cuda", 8.03e9, "1024 to 4096"),
+        ("cuda", 4e9, "2048 to 4096"),
+        ("cuda", 0.6e9, "4096"),
+        ("cuda", 70e9, "512 to 4096"),
+    ],
 )
 def test_chunks_are_smaller_where_a_token_takes_longer(
-    device: str, n_weights: float, chunk: int
+    device: str, n_weights: float, chunk: str
 ) -> None:
     weight = SimpleNamespace(numel=lambda: int(n_weights))
-    model: Any = SimpleNamespace(device=torch.device(device), parameters=lambda: [weight])
-    assert auto_chunk(model) == chunk
+    config = SimpleNamespace(
+        n_layers=32, n_heads=32, head_dim=128, window_of=lambda layer_id: 4096 if layer_id else None
+    )
+    model: Any = SimpleNamespace(
+        device=torch.device(device), parameters=lambda: [weight], config=config
+    )
+    assert str(auto_chunk(model)) == chunk
+    if device == "cuda":
+        assert auto_chunk(model).pair_cost == 4 * 32 * 128  # of the one layer without a window

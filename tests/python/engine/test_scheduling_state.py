@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulator import VOCAB_SIZE, Simulator, expected_output
+from simulator import VOCAB_SIZE, SimTask, Simulator, expected_output
 
 from astrai import _C
+from astrai.engine.plan import StepPlan
+from astrai.engine.prefill_chunk import PrefillChunk
 from astrai.engine.scheduling_state import SchedulingState, generation_room
 from astrai.engine.task import Task
 
@@ -30,11 +32,11 @@ def random_prompt(simulator: Simulator, longest: int) -> list[int]:
 
 
 @pytest.mark.parametrize("pool_name", POOLS)
-@pytest.mark.parametrize("prefill_chunk", [1, 7, None])
+@pytest.mark.parametrize("prefill_chunk", [1, 7, PrefillChunk(2, 11), None])
 @pytest.mark.parametrize("is_ahead", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_every_task_generates_what_it_generates_alone(
-    pool_name: str, prefill_chunk: int | None, is_ahead: bool, seed: int
+    pool_name: str, prefill_chunk: PrefillChunk | int | None, is_ahead: bool, seed: int
 ) -> None:
     simulator = Simulator(POOLS[pool_name](), seed, prefill_chunk, is_ahead)
     rng = simulator.random
@@ -96,7 +98,14 @@ def test_any_mix_of_events_ends_with_right_outputs_and_an_empty_pool(
     n_pages = data.draw(st.integers(4, 20), label="n_pages")
     n_rows = data.draw(st.integers(1, 5), label="n_rows")
     pool = _C.PagePool(n_rows, 48, page_size, n_pages * page_size)
-    chunk = data.draw(st.one_of(st.none(), st.integers(1, 9)), label="prefill_chunk")
+    chunk = data.draw(
+        st.one_of(
+            st.none(),
+            st.integers(1, 9),
+            st.builds(PrefillChunk, st.integers(1, 5), st.integers(5, 12)),
+        ),
+        label="prefill_chunk",
+    )
     is_ahead = data.draw(st.booleans(), label="is_ahead")
     switch_len = data.draw(st.one_of(st.none(), st.integers(1, 14)), label="switch_len")
     simulator = Simulator(pool, 0, chunk, is_ahead, switch_len=switch_len)
@@ -195,21 +204,23 @@ def test_a_completed_chunk_can_be_matched_before_its_prompt_is_done() -> None:
     simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, prefill_chunk=8)
     simulator.submit([5] * 30, n_wanted=1)
     simulator.step()
-    follower = simulator.submit([5] * 30, n_wanted=1)
+    follower = simulator.submit([5] * 24 + [6] * 6, n_wanted=1)
     simulator.run()
     assert follower.n_cached == 24  # it comes in beside the last chunk
     simulator.check_outputs()
 
 
-@pytest.mark.parametrize(("is_ahead", "n_computed"), [(False, 48), (True, 56)])
-def test_prompts_with_a_common_beginning_compute_it_once(is_ahead: bool, n_computed: int) -> None:
-    """All come at once; the first writes the beginning, and the others find it. Ahead, the second
-    one comes in before its last part is known to be written."""
-    simulator = Simulator(_C.PagePool(8, 64, 4, 512), 0, 8, is_ahead)
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("chunk", [8, PrefillChunk(8, 32)], ids=str)
+def test_prompts_with_a_common_beginning_compute_it_once(
+    is_ahead: bool, chunk: PrefillChunk | int
+) -> None:
+    """All come at once; the first writes the beginning, and the others wait until they find it."""
+    simulator = Simulator(_C.PagePool(8, 64, 4, 512), 0, chunk, is_ahead)
     tasks = [simulator.submit([5] * 16 + [i, i, i, i], n_wanted=1) for i in range(8)]
     simulator.run()
     simulator.check_outputs()
-    assert sum(20 - task.n_cached for task in tasks) == n_computed
+    assert sum(20 - task.n_cached for task in tasks) == 20 + 7 * 4
 
 
 def test_untrusted_pages_do_not_enter_the_prefix_tree() -> None:
@@ -293,3 +304,34 @@ def test_a_pool_without_room_for_the_next_tokens_is_not_planned_ahead() -> None:
         simulator.step()
         seen.append(simulator.state.can_plan_ahead())
     assert seen == [True, True, True, True, True, False]
+
+
+def test_more_waiting_prompts_make_larger_chunks() -> None:
+    """Between the bounds a quarter of what waits, of which a long prompt is no more than the lower
+    bound; all that a step may hold while nobody waits for a next token."""
+    simulator = Simulator(_C.PagePool(8, 64, 4, 512), 0, PrefillChunk(4, 24))
+    simulator.submit([7] * 30, n_wanted=40)
+    assert [prompt_tokens(simulator.step()) for _ in range(2)] == [24, 6]
+    left = [48] + [6] * 40
+    for i, n_prompt in enumerate(left):
+        simulator.submit([i % 7, i // 7] * (n_prompt // 2), n_wanted=1)
+    sizes = []
+    while left:
+        most = min(24, max(4, sum(min(n, 4) for n in left) // 4))
+        sizes.append(prompt_tokens(simulator.step()))
+        assert sizes[-1] <= most
+        assert sizes[-1] == most or simulator.pool.n_free_rows == 0 or sum(left) < most
+        n = sizes[-1]
+        while n:
+            taken = min(n, left[0])
+            n -= taken
+            left[0] -= taken
+            if left[0] == 0:
+                del left[0]
+    assert (max(sizes), sizes[-2]) == (24, 4)
+    simulator.run()
+    simulator.check_outputs()
+
+
+def prompt_tokens(plan: StepPlan[SimTask]) -> int:
+    return sum(sum(group.q_lens[group.n_decode :]) for group in plan.groups)
