@@ -13,7 +13,9 @@ import threading
 from types import FrameType
 from typing import Any
 
+from astrai.cli.cuda_context import begin_cuda_context
 from astrai.cli.serve import configure_logging, load_engine
+from astrai.cli.start_times import StartTimes
 from astrai.cli.summary import model_rows
 from astrai.engine.child import Channel, receive_settings, serve_engine
 from astrai.engine.child.messages import encode
@@ -30,6 +32,7 @@ def main(channel_fd: int) -> int:
     # The server alone decides when it is over: supervisors may signal every process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _pass_over)
+    times = StartTimes()
     connected = socket.socket(fileno=channel_fd)
     channel = Channel(connected)
     fields = receive_settings(channel)
@@ -37,9 +40,10 @@ def main(channel_fd: int) -> int:
         return 1
     settings = _settings(fields)
     configure_logging(settings)
+    begin_cuda_context(settings.device)
     threading.Thread(target=_leave_with_the_server, args=(connected,), daemon=True).start()
     try:
-        loaded, engine = load_engine(settings)
+        loaded, engine = load_engine(settings, times)
     except (OSError, ValueError, RuntimeError) as error:
         log.debug("start failed", exc_info=True)
         channel.send(encode("failed", str(error)))
@@ -47,7 +51,8 @@ def main(channel_fd: int) -> int:
         return 1
     quiet_collector()
     max_open = settings.max_batch_size + settings.max_queue
-    return serve_engine(engine, channel, max_open, model_rows(settings, loaded, engine))
+    rows = [*model_rows(settings, loaded, engine), ("engine", times.text())]
+    return serve_engine(engine, channel, max_open, rows)
 
 
 def _pass_over(number: int, frame: FrameType | None) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astrai import _C, env
 from astrai.cli.config import read_config
+from astrai.cli.cuda_context import begin_cuda_context
 from astrai.cli.log_format import JsonFormatter
 from astrai.cli.options import Option, OptionError, add_flags, nearest, server_options
+from astrai.cli.start_times import StartTimes
 from astrai.requirements import MissingRequirementError, require_torch
+from astrai.server.collector import paused_collector
 from astrai.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ server: section of a YAML file; a flag given here wins over the file.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status: 0 after a drain, 1 when the start fails, 2 on usage."""
-    began_s = time.monotonic()
+    times = StartTimes()
     try:
         settings = parse_settings(sys.argv[1:] if argv is None else argv)
         configure_logging(settings)
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"astrai-serve: error: {error}", file=sys.stderr)
         return 2
     try:
-        return _serve(settings, began_s)
+        return _serve(settings, times)
     except KeyboardInterrupt:
         return 130
     except (OSError, ValueError, RuntimeError) as error:
@@ -130,47 +132,60 @@ def configure_logging(settings: ServerSettings) -> None:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
-def _serve(settings: ServerSettings, began_s: float) -> int:
-    from astrai.server import runner  # the web framework and the engine, once the flags are good
+def _serve(settings: ServerSettings, times: StartTimes) -> int:
+    if settings.model != "none" and settings.engine_process != "on":
+        begin_cuda_context(settings.device)
+    with paused_collector():
+        from astrai.server import runner  # the web framework and torch, once the flags are good
 
-    runner.check_certificate(settings)
-    listener = runner.bind(settings.host, settings.port)
-    scheme = "https" if settings.ssl_certfile else "http"
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"{scheme}://{host}:{listener.getsockname()[1]}"
-    engine = rows = None
-    if settings.model != "none":
-        engine, rows = start_engine(settings)
-    from astrai.cli.summary import summary
-    from astrai.server.app import create_app
+        runner.check_certificate(settings)
+        listener = runner.bind(settings.host, settings.port)
+        scheme = "https" if settings.ssl_certfile else "http"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"{scheme}://{host}:{listener.getsockname()[1]}"
+        from astrai.cli.summary import summary
+        from astrai.server.app import create_app
 
-    app = create_app(engine, settings)
+        engine = rows = None
+        if settings.model != "none":
+            engine, rows = start_engine(settings, times)
+        app = create_app(engine, settings)
 
     def tell() -> None:
-        print(summary(url, settings, rows, time.monotonic() - began_s), flush=True)
+        times.end("server")
+        print(summary(url, settings, rows, times), flush=True)
 
     runner.run(app, engine, settings, listener, tell)
     return 0
 
 
-def start_engine(settings: ServerSettings) -> tuple[ServedEngine, list[tuple[str, str]] | None]:
+def start_engine(
+    settings: ServerSettings, times: StartTimes
+) -> tuple[ServedEngine, list[tuple[str, str]] | None]:
     """The engine, here or in a process of its own, and what `model_rows` tells of it."""
     if settings.engine_process == "on":
         from astrai.cli.engine_process import start_engine_process
 
-        return start_engine_process(settings)
+        times.end("imports")
+        started = start_engine_process(settings)
+        times.end("engine's process")
+        return started
     from astrai.cli.summary import model_rows
 
-    loaded, engine = load_engine(settings)
+    loaded, engine = load_engine(settings, times)
     return engine, model_rows(settings, loaded, engine)
 
 
-def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]:
-    """The model that settings name, and an engine that runs it. Raises as `load_model` and
-    `InferenceEngine` do."""
+def load_engine(
+    settings: ServerSettings, times: StartTimes | None = None
+) -> tuple[LoadedModel, InferenceEngine]:
+    """The model that settings name, and an engine that runs it. times: gets the stages.
+    Raises as `load_model` and `InferenceEngine` do."""
     from astrai.engine import InferenceEngine
     from astrai.models import load_model
 
+    times = times or StartTimes()
+    times.end("imports")
     log.info("loading %s", settings.model or "the default model")
     loaded = load_model(
         settings.model,
@@ -178,6 +193,7 @@ def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]
         dtype=settings.dtype,
         max_seq_len=settings.max_seq_len,
     )
+    times.end("weights", {"tokenizer": loaded.summary["load_s"] - loaded.summary["weights_s"]})
     engine = InferenceEngine(
         loaded.model,
         loaded.tokenizer,
@@ -196,6 +212,7 @@ def load_engine(settings: ServerSettings) -> tuple[LoadedModel, InferenceEngine]
         end_ids=loaded.end_ids,
         sampling_defaults=_sampling_defaults(settings, loaded),
     )
+    times.end("KV pool" if loaded.device.type == "cpu" else "KV pool and graphs")
     return loaded, engine
 
 

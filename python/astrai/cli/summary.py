@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astrai import _C
+from astrai.cli.start_times import StartTimes
 from astrai.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _MB = 1e6
 
 
 def summary(
-    url: str, settings: ServerSettings, model: list[tuple[str, str]] | None, ready_s: float
+    url: str, settings: ServerSettings, model: list[tuple[str, str]] | None, times: StartTimes
 ) -> str:
     """model: `model_rows`, None without one."""
     rows = [("server", url)]
@@ -27,7 +28,8 @@ def summary(
     rows.append(("page", "the server's address in a browser: chat and inspector"))
     rows.append(("routes", "POST /v1/chat/completions /v1/responses /v1/messages /v1/completions"))
     rows.append(("", "GET  /v1/models /health /ready /stats /metrics /openapi.json"))
-    lines = [f"AstrAI {_C.__version__}, ready in {ready_s:.1f} s"]
+    rows.append(("start", times.text()))
+    lines = [f"AstrAI {_C.__version__}, ready in {times.total_s:.1f} s"]
     lines += [f"  {name:<9} {text}" for name, text in rows]
     return "\n".join(lines)
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from astrai.models.errors import ModelLoadError
 
@@ -218,6 +217,9 @@ class GGUFFile:
         base: int,
         alignment: int,
     ) -> GGUFTensor:
+        # The package reads and writes whole models; a folder's start does not wait for it.
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
         try:
             kind = GGMLQuantizationType(type_id)
             block_len, block_bytes = GGML_QUANT_SIZES[kind]

@@ -87,6 +87,7 @@ def load_model(
         "left_out": dict(checkpoint.left_out),
         "stored_bytes": dict(checkpoint.stored_bytes),
         "template_source": checkpoint.template_source,
+        "weights_s": round(build_s, 3),
         "load_s": round(time.perf_counter() - began, 3),
     }
     return LoadedModel(

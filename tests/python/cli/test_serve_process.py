@@ -32,7 +32,7 @@ from fake_engine import FakeEngine
 from astrai.cli import serve, summary
 engine = FakeEngine()
 engine.script.delay_s = 0.02
-serve.start_engine = lambda settings: (engine, None)
+serve.start_engine = lambda settings, times: (engine, None)
 sys.exit(serve.main())
 """
 

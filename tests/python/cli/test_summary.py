@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from astrai.cli.start_times import StartTimes
 from astrai.cli.summary import model_rows, summary
 from astrai.engine import InferenceEngine
 from astrai.models import load_model
@@ -46,7 +47,7 @@ def shown(folder: Path, **settings: str) -> dict[str, str]:
     loaded = load_model(folder, device="cpu", dtype="float32", progress=False)
     with InferenceEngine(loaded.model, None, sampling_defaults=loaded.sampling) as engine:
         given = ServerSettings(**settings)  # type: ignore[arg-type]
-        text = summary("http://x", given, model_rows(given, loaded, engine), 1.0)
+        text = summary("http://x", given, model_rows(given, loaded, engine), StartTimes())
     return {line[2:12].strip(): line[12:].strip() for line in text.splitlines()[1:]}
 
 
