@@ -2,22 +2,26 @@
 (`workloads.py`) over HTTP.
 
     python -m benchmarks.serving.bench_http_engine --folder /path/with/room --model qwen|llama
-        [--parts fresh,rates] [--rates 48,inf] [--out benchmarks/results]
+        [--parts fresh,rates,host] [--rates 48,inf] [--out benchmarks/results]
 
 The folder holds random bfloat16 weights (written on first use) and a tokenizer of one word an id;
 files lie in the page cache. "start" is from the start of the process to the end of an answer of one
 token. The requests of a rate that --rates leaves out are sent at once beforehand, so that the cache
-holds the same. "empty cache" sends prompts of another seed than the rates, which find cached what
-the rates before them have sent. The client is one process on the same machine.
+holds the same. "empty cache" sends the requests of "all at once" to a server of its own, which has
+served nothing before; it also reads the libraries' files before the start that counts. "host" is
+what a step takes of the engine's thread besides waiting, while 256 requests stream. The client is
+one process on the same machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +39,6 @@ RATES: dict[str, tuple[tuple[float | None, int], ...]] = {
     "llama": ((8.0, 96), (20.0, 240), (None, 256)),
     "tiny": ((8.0, 8), (None, 16)),
 }
-_FRESH_SEED = 102
 
 
 class Report:
@@ -108,6 +111,36 @@ def measure_rates(
         measure(port, report, "W5 all at once" if rate is None else f"W5 {rate:g}/s", work, rate)
 
 
+def measure_host(port: int, report: Report, n: int = 256, n_output: int = 400) -> None:
+    """Seconds of host work a step between two looks that find all of n requests running."""
+    work = [workloads.single(n_prompt=32, n_output=n_output, seed=500 + i) for i in range(n)]
+    sender = threading.Thread(target=send, args=(port, work, [0.0] * n))
+    sender.start()
+    looks = []
+    while sender.is_alive():
+        time.sleep(0.05)
+        values = metrics(port)
+        if values["astrai_num_requests_running"] == n:
+            looks.append([values[f"astrai_step_host_seconds_{key}"] for key in ("sum", "count")])
+    sender.join()
+    seconds, steps = (last - first for first, last in zip(looks[0], looks[-1], strict=True))
+    report.add(f"host work a step, {n} streams, ms", n_steps=steps, mean=1e3 * seconds / steps)
+
+
+def metrics(port: int) -> dict[str, float]:
+    """What /metrics says, without labels."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    values = {}
+    for line in lines:
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            values[name.partition("{")[0]] = float(value)
+    return values
+
+
 def figures(timelines: list[Timeline]) -> dict[str, float]:
     first, between = ttft_ms(timelines), itl_ms(timelines)
     return {
@@ -124,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--model", choices=RATES, required=True)
-    parser.add_argument("--parts", default="rates,fresh")
+    parser.add_argument("--parts", default="fresh,rates,host")
     parser.add_argument("--rates", help="requests a second to report; inf: all at once")
     parser.add_argument("--limit-s", type=float, default=120, help="for a start")
     parser.add_argument("--out", type=Path)
@@ -134,16 +167,20 @@ def main() -> None:
     write_folder(args.folder, args.model)
     report = Report(args.model, args.out, args.commit)
     options = ["--max-seq-len=8192", "--max-batch-size=256", "--max-queue=4096", *args.option]
+    parts = args.parts.split(",")
+    if "fresh" in parts:
+        with serving(args.folder, options) as port:
+            first_token_s(port, time.perf_counter(), args.limit_s)
+            work = workloads.serving(RATES[args.model][-1][1])
+            measure(port, report, "W5 all at once, empty cache", work, None)
     began_at = time.perf_counter()
     with serving(args.folder, options) as port:
         seconds = first_token_s(port, began_at, args.limit_s)
         report.add("process start to first token, s", seconds=seconds)
-        for part in args.parts.split(","):
-            if part == "rates":
-                measure_rates(port, report, RATES[args.model], args.rates)
-                continue
-            fresh = workloads.serving(RATES[args.model][-1][1], seed=_FRESH_SEED)
-            measure(port, report, "W5 all at once, empty cache", fresh, None)
+        if "rates" in parts:
+            measure_rates(port, report, RATES[args.model], args.rates)
+        if "host" in parts:
+            measure_host(port, report)
 
 
 if __name__ == "__main__":

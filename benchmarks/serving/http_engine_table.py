@@ -22,6 +22,13 @@ START = (
 )
 
 
+HOST = (
+    "host work a step, 256 streams, ms",
+    "mean",
+    {"qwen": ("-", "-"), "llama": ("-", "-")},
+)
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     lines = [
@@ -46,7 +53,7 @@ def _table(result: dict[str, Any]) -> list[str]:
     head = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     lines = [f"## {model}", f"{head}.", ""]
     lines += ["| work | AstrAI | vLLM 0.26.0 | SGLang 0.5.17 |", "|---|---|---|---|"]
-    for work, key, others in (START, *ROWS):
+    for work, key, others in (START, HOST, *ROWS):
         if work in rows and model in others:
             lines.append(f"| {work} | {value_of(rows[work], key)} | {' | '.join(others[model])} |")
     return [*lines, ""]

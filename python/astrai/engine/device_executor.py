@@ -216,8 +216,11 @@ class LaunchedRows:
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
         self._done.record()
 
-    def result(self) -> SampledRows:
+    def wait(self) -> None:
         self._done.synchronize()
+
+    def result(self) -> SampledRows:
+        self.wait()
         if self._words is None:
             return SampledRows([], frozenset(), None)
         n = self._plan.n_rows

@@ -38,6 +38,9 @@ class DoneStep:
 
     rows: SampledRows
 
+    def wait(self) -> None:
+        pass
+
     def result(self) -> SampledRows:
         return self.rows
 

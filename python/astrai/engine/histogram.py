@@ -12,10 +12,19 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["SECONDS", "TOKENS", "Histogram", "HistogramSnapshot", "Latency", "percentiles"]
+__all__ = [
+    "HOST_SECONDS",
+    "SECONDS",
+    "TOKENS",
+    "Histogram",
+    "HistogramSnapshot",
+    "Latency",
+    "percentiles",
+]
 
 # Upper bounds in the 1-2-5 series: a ratio of two adjacent bounds never exceeds 2.5.
 SECONDS = tuple(digit * 10.0**power for power in range(-3, 3) for digit in (1, 2, 5))
+HOST_SECONDS = tuple(digit * 10.0**power for power in range(-5, 0) for digit in (1, 2, 5))
 TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
 _WINDOW = 1024  # how many recent values a percentile looks at
@@ -54,8 +63,8 @@ class Latency:
 
     __slots__ = ("_recent", "histogram")
 
-    def __init__(self) -> None:
-        self.histogram = Histogram(SECONDS)
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self.histogram = Histogram(bounds)
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def observe(self, seconds: float, count: int = 1) -> None:

@@ -16,6 +16,10 @@ __all__ = ["Executor", "LaunchedStep", "TextEventLike", "TextStreamsLike"]
 class LaunchedStep(Protocol):
     """A group that is being computed."""
 
+    def wait(self) -> None:
+        """Until it is done. Raises what went wrong."""
+        ...
+
     def result(self) -> SampledRows:
         """What it has drawn; waits for it."""
         ...

@@ -101,6 +101,7 @@ class InferenceScheduler:
         self._pages = (host_pool.n_free_pages, host_pool.n_cached_pages)
         self._in_flight: InFlight | None = None
         self._last_step_at: float | None = None  # end of the last step, None after a pause
+        self._computing_s = 0.0  # of this step: what this thread waited for, or computed itself
         self._thread = threading.Thread(target=self._run, name="astrai-scheduler", daemon=True)
 
     # Any thread
@@ -224,6 +225,7 @@ class InferenceScheduler:
 
     def _step(self) -> None:
         began_at = time.perf_counter()
+        self._computing_s = 0.0
         if self._in_flight and not self._state.can_plan_ahead():
             self._collect()
         plan: StepPlan[EngineTask] = self._state.plan()
@@ -240,6 +242,8 @@ class InferenceScheduler:
         if not self._executor.runs_ahead:
             self._collect()
         self._publisher.deliver()
+        if launched:
+            self._stats.host_step(time.perf_counter() - began_at - self._computing_s)
         if not self._state.running:
             self._state.cleanup()  # pages must be back before the thread goes to sleep
         self._pages = (self._pool.n_free_pages, self._pool.n_cached_pages)
@@ -250,6 +254,7 @@ class InferenceScheduler:
         launched: list[Launched] = []
         for group in plan.groups:
             slots = [task.sampler_slot for task in group.tasks[: group.n_sampled]]
+            began_at = time.perf_counter()
             try:
                 launched.append((group, self._executor.launch(group, slots)))
             except Exception as error:
@@ -259,6 +264,8 @@ class InferenceScheduler:
                 _log.warning("a forward under %s failed: %s", group.selection, error)
                 for task in group.tasks:
                     self._publisher.end(task, "error", error=str(error), keep_pages=False)
+            if not self._executor.runs_ahead:
+                self._computing_s += time.perf_counter() - began_at
         return launched
 
     def _collect(self) -> None:
@@ -268,6 +275,9 @@ class InferenceScheduler:
             return
         first_tokens: list[EngineTask] = []
         for group, launched in step.groups:
+            began_at = time.perf_counter()
+            launched.wait()
+            self._computing_s += time.perf_counter() - began_at
             first_tokens += self._publisher.publish(group, launched.result())
         self._count_step(step, first_tokens)
 

@@ -6,7 +6,7 @@ sees single numbers that belong together up to one step.
 
 from __future__ import annotations
 
-from astrai.engine.histogram import TOKENS, Histogram, HistogramSnapshot, Latency
+from astrai.engine.histogram import HOST_SECONDS, TOKENS, Histogram, HistogramSnapshot, Latency
 
 __all__ = ["EngineStats"]
 
@@ -24,6 +24,7 @@ class EngineStats:
         self._itl = Latency()
         self._queue = Latency()
         self._e2e = Latency()
+        self._host = Latency(HOST_SECONDS)
         self._prompt_tokens = Histogram(TOKENS)
         self._output_tokens = Histogram(TOKENS)
 
@@ -38,6 +39,11 @@ class EngineStats:
         """The time between two steps in a row, which is the time between two tokens of each of
         the n_tokens tasks that decoded in both."""
         self._itl.observe(itl_s, n_tokens)
+
+    def host_step(self, host_s: float) -> None:
+        """What a step took of the host: planning, launching, text and events, without what is
+        computed meanwhile."""
+        self._host.observe(host_s)
 
     def task_finished(self, reason: str, e2e_s: float, n_prompt: int, n_output: int) -> None:
         self.finished[reason] += 1
@@ -60,6 +66,7 @@ class EngineStats:
             "itl_s": self._itl.percentiles(),
             "queue_s": self._queue.percentiles(),
             "e2e_s": self._e2e.percentiles(),
+            "host_s": self._host.percentiles(),
         }
 
     def histograms(self) -> dict[str, HistogramSnapshot]:
@@ -69,6 +76,7 @@ class EngineStats:
             "itl_s": self._itl.histogram.snapshot(),
             "queue_s": self._queue.histogram.snapshot(),
             "e2e_s": self._e2e.histogram.snapshot(),
+            "host_s": self._host.histogram.snapshot(),
             "prompt_tokens": self._prompt_tokens.snapshot(),
             "output_tokens": self._output_tokens.snapshot(),
         }

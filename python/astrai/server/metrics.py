@@ -65,6 +65,7 @@ _HISTOGRAMS = (
     ("inter_token_latency_seconds", "Between two tokens of a request.", "itl_s"),
     ("request_queue_time_seconds", "From arrival to the first computation.", "queue_s"),
     ("e2e_request_latency_seconds", "From arrival to the end.", "e2e_s"),
+    ("step_host_seconds", "Host work of a step, without what is computed meanwhile.", "host_s"),
     ("request_prompt_tokens", "Prompt tokens of ended requests.", "prompt_tokens"),
     ("request_generation_tokens", "Generated tokens of ended requests.", "output_tokens"),
 )

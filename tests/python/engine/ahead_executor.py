@@ -28,6 +28,9 @@ class LateStep:
         self._executor, self._rows = executor, rows
         executor.in_flight.append(self)
 
+    def wait(self) -> None:
+        pass
+
     def result(self) -> SampledRows:
         assert self._executor.in_flight.popleft() is self
         if self._executor.fault is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from ahead_executor import run_engines_ahead
@@ -354,9 +355,24 @@ def test_stats_have_the_four_counters_and_the_latencies() -> None:
         values = stats[key]
         assert isinstance(values, dict)
         assert 0 < values["p50"] <= values["p90"] <= values["p99"]
+    assert 0 < stats["host_s"]["p50"] < stats["itl_s"]["p99"]
     pages = stats["kv_pages"]
     assert isinstance(pages, dict)
     assert pages["free"] + pages["cached"] == pages["total"] == 256
+
+
+def test_host_work_is_a_step_without_what_is_computed(mode: str) -> None:
+    class SlowModel(ToyModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            time.sleep(0.05)
+            return super().forward(*args, **kwargs)
+
+    with toy_engine(SlowModel()) as engine:
+        run_all(engine, requests_of(greedy(5)))
+        host_s, itl_s = (engine.get_stats()[key]["p50"] for key in ("host_s", "itl_s"))
+    assert itl_s > 0.05
+    if mode != "ahead":  # its pretended device computes within the launch
+        assert host_s < 0.05
 
 
 def test_a_router_gives_every_stream_its_own_events() -> None:
