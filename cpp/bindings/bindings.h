@@ -16,6 +16,7 @@ void bind_http_chunks(pybind11::module_& m);
 void bind_moe_ops(pybind11::module_& m);  // a mixture of experts on a GPU
 void bind_ops(pybind11::module_& m);  // what was built, rotary_emb, store_kv
 void bind_page_pool(pybind11::module_& m);
+void bind_pinned_buffer(pybind11::module_& m);
 void bind_radix_cache(pybind11::module_& m);
 void bind_sampling_ops(pybind11::module_& m);  // sample, top_logprobs
 void bind_token_text(pybind11::module_& m);

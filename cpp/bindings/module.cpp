@@ -23,6 +23,7 @@ PYBIND11_MODULE(_C, m) {
   astrai::bindings::bind_attn_paged_prefill(m);
   astrai::bindings::bind_fused_ops(m);
   astrai::bindings::bind_moe_ops(m);
+  astrai::bindings::bind_pinned_buffer(m);
   astrai::bindings::bind_sampling_ops(m);
   astrai::bindings::bind_token_text(m);
   astrai::bindings::bind_http_chunks(m);

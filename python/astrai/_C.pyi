@@ -365,6 +365,13 @@ class BatchPlan(metaclass=_Pybind11Type):
 def n_dirty_entries(spans: DirtySpans) -> int: ...
 def write_table_update(pool: PagePool, spans: DirtySpans, out: Buffer) -> None: ...
 
+# ---- pinned_buffer.h
+@final
+class PinnedBuffer(Buffer):
+    """Page-locked bytes, for copies that nobody waits for."""
+
+    def __init__(self, n_bytes: int, device_idx: int = 0) -> None: ...
+
 # ---- tensors: a torch tensor, or for CPU operations an array with a buffer (tensor_view.h)
 _Tensor = Tensor | Buffer
 
