@@ -14,13 +14,14 @@ import torch
 
 from astrai.engine.decode_runner import DecodeRunner, graph_sizes, padded_rows
 from astrai.engine.engine_task import EngineTask
+from astrai.engine.errors import DeviceLostError
 from astrai.engine.plan import StepGroup
 from astrai.engine.prompt_runner import PromptRunner, prompt_sizes
 from astrai.extension import Selection, use_selection
 from astrai.extension.backend.base import AttentionCall
 from astrai.extension.backend.selection import backend_for
 from astrai.extension.ops import KernelUnavailableError, top_logprobs
-from astrai.kvcache import DecodeSteps, PagePool
+from astrai.kvcache import DecodeSteps, HostStaging, PagePool, max_decode_splits
 from astrai.sampling import SampledRows
 from astrai.sampling.device_sampler import (
     WORDS_PER_ROW,
@@ -62,13 +63,17 @@ class DeviceExecutor:
         self._max_rows = pool.host.max_batch_size
         self._last_ids = torch.zeros(self._max_rows + 1, dtype=torch.int32, device=pool.device)
         self._steps = DecodeSteps(pool, WORDS_PER_ROW)
+        # Of a launch until its result has been read: all copies of it have run then, as its event
+        # comes behind them. A launch is over before the next but one, so that two take turns.
+        self._staging_bytes = self._bytes_of_a_step(max_prompt_rows)
+        self._idle = [self._new_staging() for _ in range(2)]
         vocab_size = model.config.vocab_size
         self._decode = DecodeRunner(
             model, sampler, self._last_ids, vocab_size, model.dtype, enable_cuda_graph
         )
         self._prompts: PromptRunner | None = None
         if max_prompt_rows:
-            any_cache = self._steps.stage([], [], 1).fixed.batch.kv_cache
+            any_cache = self._steps.stage([], [], 1, self._idle[0]).fixed.batch.kv_cache
             self._prompts = PromptRunner(model, any_cache, max_prompt_rows, enable_cuda_graph)
         self._fixed_selections: dict[Any, bool] = {}
         self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]  # torch
@@ -79,15 +84,49 @@ class DeviceExecutor:
 
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
         """Launch the forward of a group and the draw of its first n_sampled tasks, whose sampler
-        slots these are. Raises what the model raises; what the device meets shows in `result`."""
+        slots these are. Raises what the model raises, and DeviceLostError; what the device meets
+        shows in `result`."""
         if not self._is_entered:  # the stream of a thread is the thread's
             torch.cuda.set_device(self._pool.device)
             torch.cuda.set_stream(self._stream)
             self._is_entered = True
+        staging = self._idle.pop() if self._idle else self._new_staging()
+        try:
+            return self._launch(group, slots, staging)
+        except Exception as error:
+            self._clear(staging, error)
+            raise
+
+    def _launch(
+        self, group: StepGroup[EngineTask], slots: list[int], staging: HostStaging
+    ) -> LaunchedRows:
         is_fixed = group.n_decode == len(group.tasks) and not group.is_replay
         if is_fixed and self._has_fixed_decode(group.selection):
-            return self._launch_decode(group, slots)
-        return self._launch_ragged(group, slots)
+            return self._launch_decode(group, slots, staging)
+        return self._launch_ragged(group, slots, staging)
+
+    def _clear(self, staging: HostStaging, error: Exception) -> None:
+        """Have back what a failed launch has taken, once its copies have run. Raises
+        DeviceLostError where they never will: then it was not the launch that failed."""
+        try:
+            self._stream.synchronize()
+        except RuntimeError as lost:
+            raise DeviceLostError(
+                f"a kernel has failed, and the GPU is lost to this process: {lost}"
+            ) from error
+        staging.reset()
+        self._idle.append(staging)
+
+    def _new_staging(self) -> HostStaging:
+        return HostStaging(self._pool.device, self._staging_bytes)
+
+    def _bytes_of_a_step(self, max_prompt_rows: int) -> int:
+        """Staging memory of a usual large step. More than one array of its plan's size is taken
+        where its table's changes are many; the rest is small."""
+        max_splits = max_decode_splits(self._max_rows, self._pool.host.max_seq_len)
+        n_tokens = max(max_prompt_rows, self._max_rows)
+        n_words = self._pool.plan.staging_size(n_tokens, self._max_rows, max_splits)
+        return 2 * 4 * n_words + (1 << 17)
 
     def _capture_graphs(self) -> None:
         """Capture every number of rows now, so that no request waits for it. Largest first: the
@@ -95,9 +134,10 @@ class DeviceExecutor:
         selection = Selection(None, "automatic")
         if not self._has_fixed_decode(selection):
             return
+        staging = self._new_staging()
         with torch.inference_mode(), torch.cuda.stream(self._stream), use_selection(selection):
             for n_rows in reversed(graph_sizes(self._max_rows)):
-                staged = self._steps.stage([], [], n_rows)
+                staged = self._steps.stage([], [], n_rows, staging)
                 self._sampler.plan([], [], staged.extra.numpy(), n_rows)
                 self._steps.send(staged)
                 for has_wide_rows in (False, True):
@@ -105,27 +145,33 @@ class DeviceExecutor:
             if self._prompts is not None:
                 for size in reversed(prompt_sizes(self._prompts.max_tokens)):
                     self._prompts.capture(size)
+        self._stream.synchronize()  # behind it the copies from staging have run
 
-    def _launch_decode(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
+    def _launch_decode(
+        self, group: StepGroup[EngineTask], slots: list[int], staging: HostStaging
+    ) -> LaunchedRows:
         n_padded = padded_rows(len(slots), self._max_rows)
-        staged = self._steps.stage(group.req_indices, group.starts, n_padded, group.rope_offsets)
-        plan = self._sampler.plan(slots, group.req_indices, staged.extra.numpy(), n_padded)
+        staged = self._steps.stage(
+            group.req_indices, group.starts, n_padded, staging, group.rope_offsets
+        )
+        words = staged.extra.numpy()
+        plan = self._sampler.plan(slots, group.req_indices, words, n_padded, staging)
         self._steps.send(staged)
         step = staged.fixed
         with use_selection(group.selection):
             if plan.is_plain:
-                return LaunchedRows(
-                    self._sampler, plan, self._decode.draw(step, plan.has_wide_rows)
-                )
+                out = self._decode.draw(step, plan.has_wide_rows)
+                return self._read_back(plan, out, None, staging)
             logits = self._decode.logits(step)
-        return self._draw(
-            plan, logits, RowParams.of(step.extra), step.batch.kv_cache.req_pool_indices
-        )
+        rows = step.batch.kv_cache.req_pool_indices
+        return self._draw(plan, logits, RowParams.of(step.extra), rows, staging)
 
-    def _launch_ragged(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedRows:
+    def _launch_ragged(
+        self, group: StepGroup[EngineTask], slots: list[int], staging: HostStaging
+    ) -> LaunchedRows:
         n, n_decode = group.n_sampled, group.n_decode
         batch = self._pool.plan_step(
-            group.req_indices, group.starts, group.q_lens, n_decode, group.rope_offsets
+            group.req_indices, group.starts, group.q_lens, n_decode, group.rope_offsets, staging
         )
         rows = batch.kv_cache.req_pool_indices
         if n_decode and not group.is_replay:  # they come first, one token each
@@ -135,12 +181,12 @@ class DeviceExecutor:
             indices = indices[: max(n, 1)]  # the forward gives logits of some row
         with use_selection(group.selection):
             logits = self._logits(batch, indices)
-        words = torch.empty(WORDS_PER_ROW * n, dtype=torch.int32, pin_memory=True)
-        plan = self._sampler.plan(slots, group.req_indices[:n], words.numpy())
+        words = staging.take(WORDS_PER_ROW * n, torch.int32)
+        plan = self._sampler.plan(slots, group.req_indices[:n], words.numpy(), staging=staging)
         if n == 0:
-            return LaunchedRows(self._sampler, plan, None)
+            return self._read_back(plan, None, None, staging)
         params = RowParams.of(words.to(self._pool.device, non_blocking=True))
-        return self._draw(plan, logits, params, rows[:n])
+        return self._draw(plan, logits, params, rows[:n], staging)
 
     def _logits(self, batch: StepBatch, indices: Tensor) -> Tensor:
         """Logits of rows indices of a step that has chunks of prompts, or decodes one by one."""
@@ -155,14 +201,26 @@ class DeviceExecutor:
             residual.index_select(0, indices), attended.index_select(0, indices)
         )
 
-    def _draw(self, plan: RowPlan, logits: Tensor, params: RowParams, rows: Tensor) -> LaunchedRows:
+    def _draw(
+        self,
+        plan: RowPlan,
+        logits: Tensor,
+        params: RowParams,
+        rows: Tensor,
+        staging: HostStaging,
+    ) -> LaunchedRows:
         """Draw a token of each row of logits with all that the rows ask for."""
         n = len(logits)
         out = RowDraw.of(self._last_ids.new_empty(RowDraw.n_words(n)), n)
-        masks = self._sampler.masks(plan, n)
+        masks = self._sampler.masks(plan, n, staging)
         self._sampler.draw(logits, params, out, plan.has_wide_rows, masks)
         self._decode.keep(out, params, rows)
-        return LaunchedRows(self._sampler, plan, out, logits)
+        return self._read_back(plan, out, logits, staging)
+
+    def _read_back(
+        self, plan: RowPlan, out: RowDraw | None, logits: Tensor | None, staging: HostStaging
+    ) -> LaunchedRows:
+        return LaunchedRows(self._sampler, plan, out, logits, staging, self._idle)
 
     def _has_fixed_decode(self, selection: Any) -> bool:
         """Whether the backend of this selection can be part of a graph, hence of a fixed step."""
@@ -198,21 +256,26 @@ class LaunchedRows:
         sampler: DeviceSampler,
         plan: RowPlan,
         out: RowDraw | None,
-        logits: Tensor | None = None,
+        logits: Tensor | None,
+        staging: HostStaging,
+        idle: list[HostStaging],
     ) -> None:
-        """out: None when no row draws. logits: of the rows, where some ask for logprobs."""
+        """out: None when no row draws. logits: of the rows, where some ask for logprobs. staging:
+        of the launch; joins idle when the result is read."""
         self._sampler = sampler
         self._plan = plan
+        self._staging = staging
+        self._idle = idle
         self._words: Tensor | None = None
         self._tops: list[Tensor] | None = None
         if out is not None:
-            self._words = _to_host(out.words)
+            self._words = self._to_host(out.words)
             self._n_padded = len(out.token_ids)
         if out is not None and plan.n_top is not None and logits is not None:
             most = max(n for n in plan.n_top if n is not None)
             n = plan.n_rows
             tops = top_logprobs(logits[:n], out.token_ids[:n], most)
-            self._tops = [_to_host(part) for part in tops]
+            self._tops = [self._to_host(part) for part in tops]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
         self._done.record()
 
@@ -221,6 +284,12 @@ class LaunchedRows:
 
     def result(self) -> SampledRows:
         self.wait()
+        rows = self._rows()
+        self._staging.reset()
+        self._idle.append(self._staging)
+        return rows
+
+    def _rows(self) -> SampledRows:
         if self._words is None:
             return SampledRows([], frozenset(), None)
         n = self._plan.n_rows
@@ -237,8 +306,7 @@ class LaunchedRows:
             )
         return SampledRows(token_ids, faulty_rows, logprobs, completed_rows, grammar_errors)
 
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Its copy in pinned memory, on its way."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        """Its copy, on its way."""
+        host = self._staging.take(tensor.numel(), tensor.dtype).view(tensor.shape)
+        return host.copy_(tensor, non_blocking=True)

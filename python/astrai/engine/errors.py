@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "DeadlineError",
+    "DeviceLostError",
     "EngineDeadError",
     "EngineError",
     "EngineStoppingError",
@@ -54,6 +55,11 @@ def queue_full(n_open: int, mean_duration_s: float) -> QueueFullError:
 
 class DeadlineError(EngineError):
     """The request did not end within the time its caller gave it; it was cancelled."""
+
+
+class DeviceLostError(EngineError):
+    """A kernel has failed, so that nothing computes on the GPU for this process any more. It ends
+    the scheduler's thread; callers see EngineDeadError."""
 
 
 class EngineDeadError(EngineError):

@@ -14,8 +14,8 @@ and the tokens of that one are read afterwards: text and events run beside the d
 that has ended, or was cancelled, in the meantime has a row in one step too many, which is dropped.
 
 Faults: a task whose logits are not finite, or whose sink raises, ends alone. A forward that fails
-under an explicitly selected backend ends the tasks of that selection. Anything else ends all open
-tasks with an error and the thread with them.
+under an explicitly selected backend ends the tasks of that selection. Anything else, and a kernel
+that fails under whichever backend, ends all open tasks with an error and the thread with them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 
 from astrai.engine.engine_task import EngineTask
-from astrai.engine.errors import EngineStoppingError
+from astrai.engine.errors import DeviceLostError, EngineStoppingError
 from astrai.engine.histogram import HistogramSnapshot
 from astrai.engine.inbox import DEAD, Inbox, Notes
 from astrai.engine.inspection import Inspection, inspect_engine
@@ -257,6 +257,8 @@ class InferenceScheduler:
             began_at = time.perf_counter()
             try:
                 launched.append((group, self._executor.launch(group, slots)))
+            except DeviceLostError:
+                raise
             except Exception as error:
                 if group.selection is None or group.selection.backend is None:
                     raise

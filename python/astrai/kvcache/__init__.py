@@ -9,6 +9,7 @@ from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
 
 from .cache import KVCache, StepBatch
 from .decode_steps import DecodeSteps, FixedStep
+from .host_staging import HostStaging
 from .pool import PagePool, max_decode_splits
 from .row_requests import rows_as_requests
 from .storage import KVStorage
@@ -17,6 +18,7 @@ __all__ = [
     "Allocator",
     "DecodeSteps",
     "FixedStep",
+    "HostStaging",
     "KVCache",
     "KVStorage",
     "PagePool",

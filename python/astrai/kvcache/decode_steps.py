@@ -17,7 +17,7 @@ import torch
 from astrai import _C
 
 from .cache import StepBatch
-from .pool import add_rope_offsets, max_decode_splits
+from .pool import add_rope_offsets, max_decode_splits, most_splits
 from .table import int32_view
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .host_staging import HostStaging
     from .pool import PagePool
 
 _ROOM_FOR_UPDATE = 8192  # int32 words of a table update that travel along; a longer one goes alone
@@ -45,7 +46,7 @@ class StagedStep:
     """A step on the host, to be sent after `extra` is filled."""
 
     fixed: FixedStep
-    extra: Tensor  # int32 [n_extra * n] in pinned memory
+    extra: Tensor  # int32 [n_extra * n] in the staging memory
     words: Tensor  # int32, all that travels
     n_update: int  # the last words of it
 
@@ -67,14 +68,16 @@ class DecodeSteps:
         req_indices: Sequence[int],
         starts: Sequence[int],
         n_rows: int,
+        staging: HostStaging,
         rope_offsets: Sequence[int] | None = None,
     ) -> StagedStep:
         """Plan one new token of each request, position starts[i], padded to n_rows rows.
-        rope_offsets: see `PagePool.plan_step`."""
+        staging, rope_offsets: see `PagePool.plan_step`."""
         pool = self._pool
-        n_extra, n_plan = self._extra_words(n_rows), self._plan_words(n_rows)
-        n_words = n_extra + n_plan + _ROOM_FOR_UPDATE
-        words = torch.empty(n_words, dtype=torch.int32, pin_memory=True)
+        n_extra = self._extra_words(n_rows)
+        n_splits = most_splits(starts) + n_rows - len(starts)  # a padding row has one
+        n_plan = pool.plan.staging_size(n_rows, n_rows, n_splits)
+        words = staging.take(n_extra + n_plan + _ROOM_FOR_UPDATE, torch.int32)
         layout = pool.plan.build(
             req_indices,
             starts,
@@ -88,7 +91,7 @@ class DecodeSteps:
         end = n_extra + layout.n_int32
         n_update = pool.table.n_update_int32(layout.dirty_spans)
         if n_update > _ROOM_FOR_UPDATE:
-            pool.send_update(layout.dirty_spans)
+            pool.send_update(layout.dirty_spans, staging)
             n_update = 0
         elif n_update:
             pool.table.write_update(layout.dirty_spans, words[end : end + n_update])

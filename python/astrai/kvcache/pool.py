@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from .host_staging import HostStaging
+
 _SPLIT_LEN = 512  # KV tokens per decode split: fixed, so that a row depends on its request alone
 _SPREAD_SPLITS = 512  # more of them fill any device unshared
 _INT32_MAX = 2**31 - 1
@@ -134,6 +136,7 @@ class PagePool:
         q_lens: Sequence[int],
         n_decode: int | None = None,
         rope_offsets: Sequence[int] | None = None,
+        staging: HostStaging | None = None,
     ) -> StepBatch:
         """All inputs of one forward: new tokens starts[i] .. starts[i] + q_lens[i] of each request.
 
@@ -142,26 +145,27 @@ class PagePool:
         depend on the other requests of the step. None: all if each has one new token, else none.
         rope_offsets: what is added to the positions of each request, which serve to look up their
         rotation alone.
+        staging: takes what travels to a GPU, and must not be reset before it has arrived; None
+        waits for the copy.
 
         The index arrays are written to one buffer and reach the device in one copy, together with
         the table entries that changed. Raises ValueError naming a request whose tokens or slots do
         not exist, or that decodes more than one token.
         """
-        max_splits = sum(starts) // _SPLIT_LEN + len(starts)
-        capacity = self.plan.staging_size(sum(q_lens), len(q_lens), max_splits)
-        staging = torch.empty(capacity, dtype=torch.int32, pin_memory=self._is_pinned)
+        capacity = self.plan.staging_size(sum(q_lens), len(q_lens), most_splits(starts))
+        staged = _int32(capacity, staging)
         layout = self.plan.build(
             req_indices,
             starts,
             q_lens,
-            staging=int32_view(staging),
+            staging=int32_view(staged),
             q_tile_rows=self._q_tile_rows,
             n_decode=n_decode,
             stack_len=self.stack_len,
         )
         if rope_offsets is not None:
-            add_rope_offsets(layout, staging, rope_offsets, q_lens)
-        words = self._to_device(staging[: layout.n_int32], layout.dirty_spans)
+            add_rope_offsets(layout, staged, rope_offsets, q_lens)
+        words = self._to_device(staged[: layout.n_int32], layout.dirty_spans, staging)
         seq_lens = tuple(start + n for start, n in zip(starts, q_lens, strict=True))
         batch = self.batch_of(layout, words, (seq_lens, tuple(q_lens)))
         return replace(
@@ -227,33 +231,25 @@ class PagePool:
             is_decode=is_decode,
         )
 
-    def send_update(self, dirty_spans: _C.DirtySpans) -> None:
+    def send_update(self, dirty_spans: _C.DirtySpans, staging: HostStaging) -> None:
         """Bring the device's table up to date with these spans by a copy of their own."""
-        update = torch.empty(
-            self.table.n_update_int32(dirty_spans), dtype=torch.int32, pin_memory=self._is_pinned
-        )
+        update = staging.take(self.table.n_update_int32(dirty_spans), torch.int32)
         self.table.write_update(dirty_spans, update)
         self.table.apply_update(update.to(self.device, non_blocking=True))
 
-    @property
-    def _is_pinned(self) -> bool:
-        return self.device.type == "cuda"
-
-    def _to_device(self, words: Tensor, dirty_spans: _C.DirtySpans) -> Tensor:
-        """words on the pool's device, the device table brought up to date with the same copy.
-
-        The pinned source may be dropped while the copy runs: torch's host allocator does not reuse
-        it before the copy is done.
-        """
+    def _to_device(
+        self, words: Tensor, dirty_spans: _C.DirtySpans, staging: HostStaging | None
+    ) -> Tensor:
+        """words on the pool's device, the device table brought up to date with the same copy."""
         if self.device.type == "cpu":
             return words
         n, n_update = words.numel(), self.table.n_update_int32(dirty_spans)
         if n_update:
-            joined = torch.empty(n + n_update, dtype=torch.int32, pin_memory=self._is_pinned)
+            joined = _int32(n + n_update, staging)
             joined[:n] = words
             self.table.write_update(dirty_spans, joined[n:])
             words = joined
-        on_device = words.to(self.device, non_blocking=True)
+        on_device = words.to(self.device, non_blocking=staging is not None)
         if n_update:
             self.table.apply_update(on_device[n:])
         return on_device[:n]
@@ -288,6 +284,11 @@ def add_rope_offsets(
     words[begin : begin + len(added)] += added
 
 
+def most_splits(starts: Sequence[int]) -> int:
+    """KV splits of one new token at each of these positions, at most."""
+    return sum(starts) // _SPLIT_LEN + len(starts)
+
+
 def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | None = None) -> int:
     """Rows of the decode workspace, each of n_heads * (head_dim + 2) float32: one for each KV split
     that the requests of a step can have, and up to four where these are few, for a split that
@@ -301,6 +302,11 @@ def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | Non
         # A request of len tokens has ceil(len / split) splits; the rounding adds one per request.
         n_splits = min(n_splits, n_tokens // _SPLIT_LEN + max_batch_size)
     return max(n_splits, min(4 * n_splits, _SPREAD_SPLITS))
+
+
+def _int32(n: int, staging: HostStaging | None) -> Tensor:
+    """[n] of staging, or memory of their own."""
+    return torch.empty(n, dtype=torch.int32) if staging is None else staging.take(n, torch.int32)
 
 
 def _q_tile_rows(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from astrai.extension import ops
+from astrai.kvcache import HostStaging
 from astrai.sampling.penalties import LogitEdits
 
 __all__ = ["DeviceEdits", "edit_capacity", "edit_list_bytes"]
@@ -52,19 +53,23 @@ class DeviceEdits:
             rows, self._lens, self._ids, self._bias, self._counts, self._penalties
         )
 
-    def prepare(self, row: int, edit: LogitEdits, n_generated: int) -> None:
+    def prepare(
+        self, row: int, edit: LogitEdits, n_generated: int, staging: HostStaging | None = None
+    ) -> None:
         """Have in list `row` what the next draw of a request needs, which has drawn n_generated
-        tokens and draws one. Raises RuntimeError where the list is not there and the host does not
-        know all these tokens."""
+        tokens and draws one. staging: see `DeviceSampler.plan`. Raises RuntimeError where the list
+        is not there and the host does not know all these tokens."""
         if self._held[row] != (edit, n_generated):
-            self._send(row, edit, n_generated)
+            self._send(row, edit, n_generated, staging)
         elif n_generated == edit.min_tokens and len(edit.masked_ids):
             _, bias, _ = _entries_of(edit, n_generated)
             n = len(edit.masked_ids)
-            self._bias[row, :n].copy_(self._staged(bias[:n]), non_blocking=True)
+            _send_to(self._bias[row, :n], torch.from_numpy(bias[:n]), staging)
         self._held[row] = (edit, n_generated + 1)
 
-    def _send(self, row: int, edit: LogitEdits, n_generated: int) -> None:
+    def _send(
+        self, row: int, edit: LogitEdits, n_generated: int, staging: HostStaging | None
+    ) -> None:
         if edit.n_generated != n_generated:
             raise RuntimeError(
                 f"DeviceEdits: row {row} has a request with {n_generated} tokens drawn, of which "
@@ -74,8 +79,6 @@ class DeviceEdits:
         n = len(ids)
         penalties = np.array([edit.repetition, edit.frequency, edit.presence], np.float32)
         columns = (np.array([n], np.int32), penalties, ids, bias, counts)
-        staged = self._staged(np.concatenate([column.view(np.int32) for column in columns]))
-        parts = torch.split(staged, [len(column) for column in columns])
         places = (
             self._lens[row : row + 1],
             self._penalties[row],
@@ -83,13 +86,15 @@ class DeviceEdits:
             self._bias[row, :n],
             self._counts[row, :n],
         )
-        for place, part in zip(places, parts, strict=True):
-            place.copy_(part.view(place.dtype), non_blocking=True)
+        for place, column in zip(places, columns, strict=True):
+            _send_to(place, torch.from_numpy(column), staging)
 
-    def _staged(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        """The array where copies to the device need not be waited for."""
-        tensor = torch.from_numpy(array)
-        return tensor.pin_memory() if self._lens.is_cuda else tensor
+
+def _send_to(place: torch.Tensor, values: torch.Tensor, staging: HostStaging | None) -> None:
+    if staging is None:
+        place.copy_(values)
+    else:
+        place.copy_(staging.hold(values), non_blocking=True)
 
 
 def _entries_of(edit: LogitEdits, n_generated: int) -> _Entries:

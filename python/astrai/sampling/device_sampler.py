@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from astrai.extension import ops
+from astrai.kvcache import HostStaging
 from astrai.sampling.device_edits import DeviceEdits, edit_capacity
 from astrai.sampling.logprobs import TokenLogprob
 from astrai.sampling.params import SamplingParams
@@ -137,10 +138,13 @@ class DeviceSampler(Sampler):
         pool_rows: Sequence[int],
         words: npt.NDArray[np.int32],
         n_padded: int | None = None,
+        staging: HostStaging | None = None,
     ) -> RowPlan:
         """Write the parameters of these slots to words [WORDS_PER_ROW * n_padded], which travel to
         the device, and count one token more for each. pool_rows: of the requests, where their
-        lists of edits are made ready on the current stream. Padding rows take the best token."""
+        lists of edits are made ready on the current stream. Padding rows take the best token.
+        staging: takes what travels beside words, and must not be reset before it has arrived;
+        None waits for the copies."""
         n = len(slots)
         n_padded = n if n_padded is None else n_padded
         at = np.asarray(slots, np.intp)
@@ -167,7 +171,8 @@ class DeviceSampler(Sampler):
             for row in np.flatnonzero(flags & EDITED).tolist():
                 slot, pool_row = slots[row], pool_rows[row]
                 edits.append((row, self._edits[slot]))
-                self._lists.prepare(pool_row, self._edits[slot], int(self._position[slot]))
+                n_drawn = int(self._position[slot])
+                self._lists.prepare(pool_row, self._edits[slot], n_drawn, staging)
                 edit_rows[row] = pool_row
         self._position[at] += 1
         n_top: list[int | None] | None = None
@@ -219,14 +224,17 @@ class DeviceSampler(Sampler):
         edits = self._lists.of(params.edit_rows)
         ops.keep_drawn(out.token_ids, out.is_faulty, rows, last_ids, edits)
 
-    def masks(self, plan: RowPlan, n_padded: int) -> RowMasks | None:
-        """The plan's masks on their way to the device; padding rows have none."""
+    def masks(self, plan: RowPlan, n_padded: int, staging: HostStaging) -> RowMasks | None:
+        """The plan's masks on their way to the device from staging; padding rows have none."""
         if not plan.masked_rows:
             return None
         masks = self._grammars.masks([plan.slots[row] for row in plan.masked_rows])
         rows = np.full(n_padded, -1, np.int32)
         rows[plan.masked_rows] = np.arange(len(masks))
-        return RowMasks(_send(masks, self._device), _send(rows, self._device))
+        return RowMasks(self._send(masks, staging), self._send(rows, staging))
+
+    def _send(self, array: npt.NDArray[np.int32], staging: HostStaging) -> torch.Tensor:
+        return staging.hold(torch.from_numpy(array)).to(self._device, non_blocking=True)
 
     def note(
         self, plan: RowPlan, token_ids: Sequence[int], faulty_rows: frozenset[int]
@@ -258,10 +266,6 @@ class DeviceSampler(Sampler):
     def remove(self, slot: int) -> None:
         super().remove(slot)
         self._generation[slot] += 1
-
-
-def _send(array: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).pin_memory().to(device, non_blocking=True)
 
 
 def token_logprobs(

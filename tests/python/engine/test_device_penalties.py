@@ -14,6 +14,7 @@ from test_engine_gpu import PROMPTS, VOCAB_SIZE, engine_of, greedy, run_all
 
 from astrai.engine import GenerationRequest, executor_choice
 from astrai.engine.device_executor import DeviceExecutor
+from astrai.kvcache import HostStaging
 from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.config import ModelConfig
@@ -61,9 +62,10 @@ class ComparedSampler(DeviceSampler):
         pool_rows: Sequence[int],
         words: npt.NDArray[np.int32],
         n_padded: int | None = None,
+        staging: HostStaging | None = None,
     ) -> RowPlan:
         self._planned = [self._host_slots[slot] for slot in slots]
-        return super().plan(slots, pool_rows, words, n_padded)
+        return super().plan(slots, pool_rows, words, n_padded, staging)
 
     def draw(
         self,

@@ -1,7 +1,4 @@
-"""DecodeSteps against plan_step: the same step at fixed addresses, padded, step after step.
-
-Pinned memory, which a CPU has not, is replaced by ordinary memory.
-"""
+"""DecodeSteps against plan_step: the same step at fixed addresses, padded, step after step."""
 
 from __future__ import annotations
 
@@ -10,13 +7,7 @@ import random
 import pytest
 import torch
 
-from astrai.kvcache import DecodeSteps, PagePool, StepBatch
-
-
-@pytest.fixture(autouse=True)
-def _without_pinned_memory(monkeypatch):
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, pin_memory=False, **k: empty(*a, **k))
+from astrai.kvcache import DecodeSteps, HostStaging, PagePool, StepBatch
 
 
 def make_pool(prompts: list[list[int]]) -> tuple[PagePool, list[int]]:
@@ -44,12 +35,12 @@ def test_a_fixed_step_is_the_planned_one(n_shared):
     rng = random.Random(n_shared)
     prompts = [[1] * n_shared + [10 + i] * rng.randint(5, 700) for i in range(5)]
     pool, rows = make_pool(prompts)
-    steps = DecodeSteps(pool, n_extra=3)
+    steps, staging = DecodeSteps(pool, n_extra=3), HostStaging(pool.device)
     seen = set()
 
     for n in (5, 3, 5, 2, 4):
         starts = [len(prompt) - 1 for prompt in prompts[:n]]
-        staged = steps.stage(rows[:n], starts, n)
+        staged = steps.stage(rows[:n], starts, n, staging)
         staged.extra.copy_(torch.arange(3 * n))
         steps.send(staged)
 
@@ -70,7 +61,7 @@ def test_padding_rows_have_a_unit_each():
     pool, rows = make_pool([[1] * 600, [2] * 9])
     steps = DecodeSteps(pool, n_extra=1)
 
-    staged = steps.stage(rows, [599, 8], 3)
+    staged = steps.stage(rows, [599, 8], 3, HostStaging(pool.device))
     steps.send(staged)
 
     padding = pool.host.max_batch_size
@@ -87,7 +78,7 @@ def test_there_is_room_for_requests_of_the_whole_context():
     pool, rows = make_pool([[*text, 9000 + i] for i in range(3)])
     steps = DecodeSteps(pool, n_extra=1)
 
-    staged = steps.stage(rows, [4000] * 3, 3)
+    staged = steps.stage(rows, [4000] * 3, 3, HostStaging(pool.device))
 
     assert staged.fixed.batch.kv_cache.decode_stack_len == 8
     assert len(staged.fixed.batch.kv_cache.decode_units) >= 3 * 8

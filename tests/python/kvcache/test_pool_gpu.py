@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from astrai.kvcache import PagePool
+from astrai.kvcache import HostStaging, PagePool
 from device_sync import no_device_sync
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +39,8 @@ def test_the_device_table_and_plans_follow_the_host(paged):
         if not rows:
             continue
 
-        step = pool.plan_step(rows, starts, q_lens)
+        staging = rng.choice([None, HostStaging(pool.device)])
+        step = pool.plan_step(rows, starts, q_lens, staging=staging)
 
         for row, start, n in zip(rows, starts, q_lens, strict=True):
             live[row] = start + n
@@ -61,6 +62,7 @@ def test_a_step_does_not_wait_for_the_device():
     pool.plan_step([row], [0], [20])
     pool.append(row, 3)
     pool.extend(row, 21)
+    staging = HostStaging(pool.device)
 
     with no_device_sync():
-        pool.plan_step([row], [20], [1])
+        pool.plan_step([row], [20], [1], staging=staging)
