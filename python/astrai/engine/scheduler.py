@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class InferenceScheduler:
         )
         self._pages = (host_pool.n_free_pages, host_pool.n_cached_pages)
         self._in_flight: InFlight | None = None
+        self._unread: deque[LaunchedStep] = deque()  # launched, and no result asked for yet
         self._last_step_at: float | None = None  # end of the last step, None after a pause
         self._computing_s = 0.0  # of this step: what this thread waited for, or computed itself
         self._thread = threading.Thread(target=self._run, name="astrai-scheduler", daemon=True)
@@ -190,12 +192,11 @@ class InferenceScheduler:
 
     def _abandon(self) -> None:
         """Wait until nothing is computed any more: the memory that it uses may go right after."""
-        step, self._in_flight = self._in_flight, None
-        for _, launched in [] if step is None else step.groups:
+        while self._unread:
             try:
-                launched.result()
+                self._unread.popleft().result()
             except Exception:
-                _log.warning("the step in flight failed", exc_info=True)
+                _log.warning("a step in flight failed", exc_info=True)
 
     def _read(self, notes: Notes) -> None:
         """Take in what other threads left."""
@@ -257,6 +258,7 @@ class InferenceScheduler:
             began_at = time.perf_counter()
             try:
                 launched.append((group, self._executor.launch(group, slots)))
+                self._unread.append(launched[-1][1])
             except DeviceLostError:
                 raise
             except Exception as error:
@@ -277,6 +279,7 @@ class InferenceScheduler:
             return
         first_tokens: list[EngineTask] = []
         for group, launched in step.groups:
+            self._unread.popleft()
             began_at = time.perf_counter()
             launched.wait()
             self._computing_s += time.perf_counter() - began_at

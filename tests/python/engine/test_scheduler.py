@@ -21,6 +21,7 @@ from astrai.engine import (
     RequestError,
     TokenEvent,
 )
+from astrai.engine.errors import DeviceLostError
 from astrai.engine.request import merge_events
 from astrai.extension import TorchNativeBackend, current_selection
 from astrai.sampling import SamplingParams, TokenLogprob
@@ -450,6 +451,7 @@ def test_a_fault_of_the_device_ends_every_request_and_nobody_waits(
         assert reasons == {"error"} and not engine.client.is_healthy()
         with pytest.raises(EngineDeadError):
             engine.client.submit(GenerationRequest([1]), sink)
+    assert not executors[0].in_flight  # also the step that was launched behind it
 
 
 def test_a_stop_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,6 +481,21 @@ def test_a_forward_that_fails_takes_only_the_requests_of_its_backend(mode: str) 
         last = {event.request_id: event for event in sink.wait(4)}
     assert [last.pop(request_id).finish_reason for request_id in fine] == ["length"] * 3
     assert [event.finish_reason for event in last.values()] == ["error"]
+
+
+def test_a_lost_device_is_the_fault_of_no_backend(mode: str) -> None:
+    def lose_the_device() -> None:
+        if isinstance(current_selection().backend, TorchNativeBackend):
+            raise DeviceLostError("a kernel has failed")
+
+    with toy_engine(ToyModel(on_forward=lose_the_device), max_batch_size=6) as engine:
+        sink = Collector()
+        engine.client.submit(GenerationRequest([1], greedy(200)), sink)
+        sink.wait_events(2)
+        with TorchNativeBackend():
+            engine.client.submit(GenerationRequest([5], greedy(30)), sink)
+        assert {event.finish_reason for event in sink.wait(2)} == {"error"}
+        assert not engine.client.is_healthy()
 
 
 def test_an_end_that_comes_in_the_step_of_a_fault_is_told(mode: str) -> None:
