@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from astrai.kvcache import HostStaging
 from astrai.sampling import Sampler, SamplingParams
 from astrai.sampling.device_edits import DeviceEdits, edit_capacity, edit_list_bytes
 from astrai.sampling.device_sampler import (
@@ -17,6 +19,7 @@ from astrai.sampling.device_sampler import (
     DeviceSampler,
     RowDraw,
     RowParams,
+    RowPlan,
     token_logprobs,
 )
 from astrai.sampling.logprobs import compute_logprobs
@@ -129,7 +132,8 @@ class _HostSampler(DeviceSampler):
     def __init__(self) -> None:
         Sampler.__init__(self, VOCAB_SIZE)
         self._generation = np.zeros(64, np.int64)
-        self._lists = DeviceEdits(8, VOCAB_SIZE, torch.device("cpu"))
+        self._device = torch.device("cpu")
+        self._lists = DeviceEdits(8, VOCAB_SIZE, self._device)
 
 
 def test_parameters_arrive_in_their_columns_and_padding_rows_are_greedy() -> None:
@@ -165,6 +169,19 @@ def test_only_rows_that_ask_make_a_step_more_than_plain() -> None:
     plan = sampler.plan([biased, plain], [5, 0], words)
     assert plan.is_plain and [row for row, _ in plan.edits] == [0]
     assert RowParams.of(torch.from_numpy(words)).edit_rows.tolist() == [5, -1]
+
+
+def test_masks_travel_for_the_rows_that_follow_a_grammar() -> None:
+    sampler = _HostSampler()
+    of_slots = np.arange(6 * 22, dtype=np.int32).reshape(6, 22)
+    sampler._grammars = SimpleNamespace(masks=lambda slots: of_slots[slots])  # type: ignore[assignment]
+    plan = RowPlan([4, 5, 2], np.zeros(3, np.int64), False, [], None, [0, 2])
+
+    masks = sampler.masks(plan, 4, HostStaging(torch.device("cpu")))
+
+    assert masks is not None
+    assert masks.bitmask.tolist() == of_slots[[4, 2]].tolist()
+    assert masks.bitmask_rows.tolist() == [0, -1, 1, -1]
 
 
 def test_a_draw_lies_in_one_tensor() -> None:
