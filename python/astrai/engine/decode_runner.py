@@ -1,14 +1,15 @@
 """A whole decode step on a GPU as one function of fixed addresses, and its captured graphs.
 
 The step: the ids that were drawn last, embedding, layers, head, draw, and the drawn ids in their
-place for the next step. A graph is captured when a number of rows is needed for the first time:
-that step runs eagerly, at the same padded size, which also warms the libraries up for the capture.
-All graphs share one memory pool, as they run one after another.
+place for the next step. A graph is captured ahead, or when a number of rows is needed for the first
+time: that step runs eagerly, at the same padded size, which also warms the libraries up. All graphs
+share one memory pool, as they run one after another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,18 +63,19 @@ class DecodeRunner:
         self._graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
+    def capture_draws(self, step: FixedStep) -> None:
+        """Capture both ways to draw for the step's number of rows, after one forward that warms
+        the libraries up for both."""
+        logits = self._forward(step)
+        for has_wide_rows in (False, True):
+            self._draw(step, logits, has_wide_rows)
+            key = self._key(step, _kind(has_wide_rows))
+            self._graphs[key] = self._captured(partial(self._whole, step, has_wide_rows))
+
     def draw(self, step: FixedStep, has_wide_rows: bool) -> RowDraw:
         """Run a step with its draw. The result lies at a fixed address: copy it before the next."""
-        n_rows = len(step.batch.position_ids)
-        out = RowDraw.of(self._draw_words, n_rows)
-
-        def whole_step() -> None:
-            params = RowParams.of(step.extra)
-            self._sampler.draw(self._forward(step), params, out, has_wide_rows)
-            self.keep(out, params, step.batch.kv_cache.req_pool_indices)
-
-        self._run(step, "wide" if has_wide_rows else "narrow", whole_step)
-        return out
+        self._run(step, _kind(has_wide_rows), partial(self._whole, step, has_wide_rows))
+        return self._out(step)
 
     def logits(self, step: FixedStep) -> Tensor:
         """Run a step up to its logits [n_rows, vocab_size], at a fixed address, for a draw that
@@ -90,25 +92,47 @@ class DecodeRunner:
         """Put what was drawn where the next step finds it. rows: int32 [n] of the pool."""
         self._sampler.keep(out, params, rows, self._last_ids)
 
+    def _whole(self, step: FixedStep, has_wide_rows: bool) -> None:
+        self._draw(step, self._forward(step), has_wide_rows)
+
     def _forward(self, step: FixedStep) -> Tensor:
         batch = step.batch
         ids = self._last_ids.index_select(0, batch.kv_cache.req_pool_indices)
         return self._model.forward(ids, batch.position_ids, batch.kv_cache, "decode")
 
+    def _draw(self, step: FixedStep, logits: Tensor, has_wide_rows: bool) -> None:
+        params, out = RowParams.of(step.extra), self._out(step)
+        self._sampler.draw(logits, params, out, has_wide_rows)
+        self.keep(out, params, step.batch.kv_cache.req_pool_indices)
+
+    def _out(self, step: FixedStep) -> RowDraw:
+        return RowDraw.of(self._draw_words, len(step.batch.position_ids))
+
     def _run(self, step: FixedStep, kind: str, function: Callable[[], object]) -> None:
         if not self._enable_cuda_graph:
             function()
             return
-        key = (len(step.batch.position_ids), step.batch.kv_cache.decode_stack_len, kind)
+        key = self._key(step, kind)
         known = self._graphs.get(key)
         if known is not None:
             known.replay()
             return
         function()
+        self._graphs[key] = self._captured(function)
+
+    def _key(self, step: FixedStep, kind: str) -> tuple[int, int, str]:
+        return len(step.batch.position_ids), step.batch.kv_cache.decode_stack_len, kind
+
+    def _captured(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """The launches of a function whose kernels have all run before."""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
         try:
             function()
         finally:
             graph.capture_end()
-        self._graphs[key] = graph
+        return graph
+
+
+def _kind(has_wide_rows: bool) -> str:
+    return "wide" if has_wide_rows else "narrow"

@@ -140,8 +140,7 @@ class DeviceExecutor:
                 staged = self._steps.stage([], [], n_rows, staging)
                 self._sampler.plan([], [], staged.extra.numpy(), n_rows)
                 self._steps.send(staged)
-                for has_wide_rows in (False, True):
-                    self._decode.draw(staged.fixed, has_wide_rows)
+                self._decode.capture_draws(staged.fixed)
             if self._prompts is not None:
                 for size in reversed(prompt_sizes(self._prompts.max_tokens)):
                     self._prompts.capture(size)
