@@ -44,7 +44,11 @@ class AccessRecord:
         self.outcomes: Sequence[Outcome] = ()
         self._keeps_body = keeps_body
         self._body: bytes | None = None
-        self._scope = scope
+        # Not the scope itself, which has this record: of such a circle the collector would have to
+        # get rid, with the prompt and all that hangs on the request.
+        self._method: str = scope["method"]
+        self._path: str = scope["path"]
+        self._client: str | None = (scope.get("client") or (None,))[0]
         self._start_s = time.monotonic()
         self._first_byte_s: float | None = None
         scope.setdefault("state", {})[_STATE] = self
@@ -69,7 +73,7 @@ class AccessRecord:
 
     def write(self) -> None:
         """The log line."""
-        is_poll = self.status == 200 and self._scope["path"].endswith(_POLLED)
+        is_poll = self.status == 200 and self._path.endswith(_POLLED)
         level = logging.DEBUG if is_poll else logging.INFO
         if not log.isEnabledFor(level):
             return
@@ -79,14 +83,13 @@ class AccessRecord:
         log.log(level, "%s", " ".join([head, *rest]), extra={"fields": fields})
 
     def _fields(self) -> dict[str, Any]:
-        client = self._scope.get("client")
         fields: dict[str, Any] = {
-            "method": self._scope["method"],
-            "path": _printable(self._scope["path"]),
+            "method": self._method,
+            "path": _printable(self._path),
             "status": self.status or 499,
             "duration_ms": round(self.seconds() * 1000, 3),
             "request_id": self.request_id,
-            "client": client[0] if client else None,
+            "client": self._client,
         }
         if self._first_byte_s is not None:
             fields["first_byte_ms"] = round(self._first_byte_s * 1000, 3)

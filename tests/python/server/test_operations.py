@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import logging
@@ -19,6 +20,7 @@ from fake_engine import FakeEngine
 from live_server import Live
 
 from astrai.cli.log_format import JsonFormatter
+from astrai.server.access_log import AccessRecord
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
@@ -45,6 +47,32 @@ def test_the_client_s_id_comes_back(live: Live) -> None:
 def test_an_unfit_id_is_replaced(live: Live, sent: str) -> None:
     response = live.http.get("/health", headers={"x-request-id": sent.encode()})
     assert response.headers["x-request-id"].startswith("req_")
+
+
+# Memory
+
+
+def test_what_a_request_made_is_gone_without_the_collector(live: Live) -> None:
+    """Circles would keep prompts and answers until it runs, and it stops the server for long."""
+
+    def n_left() -> int:
+        return sum(type(one) is AccessRecord for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = n_left()
+        headers = {"connection": "close"}  # a connection that stays open holds its last request
+        for stream in (False, True):
+            for path in (CHAT, MESSAGES):
+                live.http.post(path, json={**HELLO, "stream": stream}, headers=headers)
+        live.http.get("/health", headers=headers)
+        end = time.monotonic() + 60
+        while n_left() > before:  # the last answer is read before its request is over
+            assert time.monotonic() < end, f"{n_left()} records, {before} before"
+            time.sleep(0.05)
+    finally:
+        gc.enable()
 
 
 # Access log
