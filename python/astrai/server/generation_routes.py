@@ -12,10 +12,11 @@ from astrai.server.completions import CompletionResponseBuilder
 from astrai.server.completions_models import CompletionRequest
 from astrai.server.openai_chat import OpenAIResponseBuilder
 from astrai.server.openai_models import ChatCompletionRequest
+from astrai.server.plain_route import PlainRoute
 from astrai.server.protocol import require_engine, serve_protocol
 from astrai.server.sse import encode_json
 
-router = APIRouter()
+router = APIRouter(route_class=PlainRoute)
 
 
 @router.post("/v1/chat/completions")
