@@ -13,12 +13,17 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from astrai import _C
+from astrai.server.turn_transport import TurnTransport
 
 _EXTENSION = "astrai.transport"
 
 
 class TransportProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also tells the application the transport of a request."""
+    """uvicorn's protocol, which sends what it writes in one turn together, and also tells the
+    application the transport of a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(TurnTransport(transport))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
