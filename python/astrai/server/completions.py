@@ -25,14 +25,25 @@ from astrai.server.openai_common import (
 )
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.sse import DONE, TextFrame, frame
-from astrai.server.structured_output import openai_grammar
+from astrai.server.structured_output import StructuredFields, openai_grammar
 from astrai.server.text_link import TextLink
+
+_BRIEF_IDS = 16384  # of prompts: looked through in half a millisecond
 
 
 class CompletionResponseBuilder(ResponseBuilder[CompletionRequest]):
     """Shapes of one text completion; made anew for each request."""
 
     prompt_field = "prompt"
+
+    def is_brief(self, request: CompletionRequest) -> bool:
+        prompts = request.prompts()
+        return (
+            not request.echo
+            and request.model_fields_set.isdisjoint(StructuredFields.model_fields)
+            and all(isinstance(prompt, list) for prompt in prompts)
+            and sum(map(len, prompts)) <= _BRIEF_IDS
+        )
 
     def prepare(
         self, request: CompletionRequest, engine: TextLink

@@ -50,7 +50,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
     def _prompt_of_one_kind(cls, value: Any) -> Any:
         # One clear message in place of four, one for each member of the union.
         if isinstance(value, dict) and isinstance(prompt := value.get("prompt"), list):
-            kinds = {type(item) for item in prompt}
+            kinds = set(map(type, prompt))
             if len(prompt) > MAX_PROMPTS and kinds != {int}:
                 raise ValueError(f"At most {MAX_PROMPTS} prompts, got {len(prompt)}")
             if len(kinds) > 1 or not kinds <= {str, int, list}:

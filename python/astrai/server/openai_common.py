@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections.abc import Collection
 from typing import Any
 
 from astrai.sampling import SamplingParams, TokenLogprob
@@ -25,15 +26,16 @@ def now() -> int:
     return int(time.time())
 
 
-def check_token_ids(ids: Any, vocab_size: int, param: str) -> None:
+def check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
     """Refuse ids that the model's vocabulary lacks; it may be larger than the tokenizer's."""
-    for token_id in ids:
-        if not 0 <= token_id < vocab_size:
-            raise bad_request(
-                f"{param} holds token id {token_id}; this model's ids are 0 to {vocab_size - 1}",
-                param=param,
-                code="invalid_token_id",
-            )
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = next(token_id for token_id in ids if not 0 <= token_id < vocab_size)
+    raise bad_request(
+        f"{param} holds token id {wrong}; this model's ids are 0 to {vocab_size - 1}",
+        param=param,
+        code="invalid_token_id",
+    )
 
 
 def stop_strings(stop: str | list[str] | None, engine: TextLink, param: str) -> tuple[str, ...]:

@@ -112,12 +112,17 @@ class Choice:
 
 
 class ResponseBuilder(ABC, Generic[RequestT]):
-    """A protocol's shapes. `prepare` runs on a thread and may block; the rest must not.
+    """A protocol's shapes. `prepare` runs on a thread and may block, unless the request `is_brief`;
+    the rest must not.
 
     The `format_stream_*` methods return complete SSE frames, possibly none (b"").
     """
 
     prompt_field = "messages"  # the request's field that errors about the prompt name
+
+    def is_brief(self, request: RequestT) -> bool:
+        """Does `prepare` take less time than a thread to give it to?"""
+        return False
 
     @abstractmethod
     def prepare(
@@ -186,8 +191,11 @@ class ProtocolHandler(Generic[RequestT]):
 
     async def _prepare(self) -> tuple[ResponseContext, list[Choice], list[GenerationRequest]]:
         """Everything that the engine needs, a compiled grammar included."""
-        engine = self._engine
-        prompts, ctx, stops = await engine.run(self._builder.prepare, self._request, engine)
+        engine, builder, request = self._engine, self._builder, self._request
+        if builder.is_brief(request):
+            prompts, ctx, stops = builder.prepare(request, engine)
+        else:
+            prompts, ctx, stops = await engine.run(builder.prepare, request, engine)
         choices, requests = self._expand(prompts, ctx, stops)
         if ctx.grammar is not None:
             await engine.compile_grammar(*ctx.grammar)
