@@ -1,5 +1,5 @@
 // Hopper's copy engine (sm_90a): a panel of common/wgmma.cuh out of a row-major matrix, by a map of it that is made on the
-// host, and shared memory to another block of the cluster. CUDA C++ Programming Guide, "Tensor Memory Access".
+// host; and stores to another block of the cluster that its barrier counts. CUDA C++ Programming Guide, "Tensor Memory Access".
 #pragma once
 
 #include <cuda.h>
@@ -73,13 +73,11 @@ __device__ __forceinline__ uint32_t address_in_block(uint32_t address, int block
   return there;
 }
 
-// Starts copying n_bytes of this block's shared memory to another block of the cluster, whose barrier gets them. All on 16
-// bytes; what threads wrote there needs a fence_async_proxy() of theirs first.
-__device__ __forceinline__ void copy_to_block(uint32_t to_there, uint32_t from, uint32_t n_bytes, uint32_t barrier_there) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_there),
-      "r"(from), "r"(n_bytes), "r"(barrier_there)
-      : "memory");
+// Starts storing four floats to another block of the cluster, on 16 bytes; its barrier gets their bytes.
+__device__ __forceinline__ void send_float4(uint32_t to_there, float a, float b, float c, float d, uint32_t barrier_there) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to_there),
+               "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier_there)
+               : "memory");
 }
 
 }  // namespace astrai

@@ -26,6 +26,13 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+// Waits for all groups, whose results are d: nothing that reads d comes before.
+template <int kSize>
+__device__ __forceinline__ void wgmma_wait_for(float (&d)[kSize]) {
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
 
 // d[64 x N] = a[64 x 16] b[16 x N], or += when accumulates, with N two times the registers of d. b lies in shared memory, a
 // there too (ss) or in registers a[0..3] (rs). The inner dimension is contiguous in b, or with kTransposed N is.
@@ -141,6 +148,19 @@ __device__ __forceinline__ uint4 load_shared_16(uint32_t from) {
                : "r"(from)
                : "memory");
   return value;
+}
+
+__device__ __forceinline__ void load_shared_float4(float (&values)[4], uint32_t from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+               : "r"(from)
+               : "memory");
+}
+
+// Stores two 8x8 matrices of 2-byte elements transposed; lane l gives the address of row l % 8 of matrix l / 8 (l < 16).
+__device__ __forceinline__ void store_transposed_8x8x2(uint32_t address, uint32_t first, uint32_t second) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
+               : "memory");
 }
 
 // ---- named barriers ----

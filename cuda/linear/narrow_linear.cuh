@@ -1,12 +1,13 @@
 // narrow_linear kernel for sm_90a: y^T = W x^T, so that rows of the weight are the 64 of wgmma and rows of x its N. A thread
-// block takes a tile of tile_rows rows of the weight, up to kTokens rows of x and one part of the inner dimension: one thread
-// asks the copy engine for panels of both, a ring of stages ahead, and kGroups warpgroups multiply 64 rows each. What they
+// block takes a tile of tile_rows rows of the weight, up to kTokens rows of x and one of kParts parts of the inner dimension:
+// one thread asks the copy engine for panels of both, a ring of stages ahead, and warpgroups multiply 64 rows each. What they
 // read behind the tile's last row becomes sums that nobody uses.
 //
-// A cluster is the parts of one tile. Each adds up a share of the rows of x: the others send it their sums, and it adds part
-// after part, so that the order of a sum depends on the number of parts alone.
+// A cluster is the parts of one tile. Each adds up a share of the rows of x, its own rows: the others send it their sums out
+// of their registers, and it adds part after part, so that the order of a sum depends on the number of parts alone.
 //
-// The first weights are asked for before the kernel waits for the one that makes x.
+// The first weights are asked for before the kernel waits for the one that makes x. What each thread block runs through once
+// is kept short: a multiprocessor waits for code that it has not run yet, here for longer than it computes.
 #pragma once
 
 #include "astrai/narrow_linear.h"
@@ -21,51 +22,65 @@
 namespace astrai {
 
 constexpr int kNarrowInner = 64, kNarrowRowBytes = kNarrowInner * 2;  // of a panel
-constexpr int kNarrowVec = 4;                                         // columns that a thread writes at once
-
-constexpr int kNarrowMaxTileRows = 128;
 
 struct NarrowMaps {
   CUtensorMap weight;  // panels of tile_rows, with silu_mul of half of them
-  CUtensorMap x;       // panels of kTokens
+  CUtensorMap x;       // panels of kTokens / kParts
 };
 
 // What a launch decides beside the arguments.
 struct NarrowTiling {
   int tile_rows;  // of the weight: a multiple of 8, of 16 with silu_mul
-  int n_parts;    // of the inner dimension
-  int n_stages;
+  int n_stages;   // two at least: one is multiplied while the next is asked for
+
+  __host__ __device__ int n_groups() const { return (tile_rows + 63) / 64; }  // warpgroups
 };
 
-// Dynamic shared memory, on 1024 bytes: the stages, each [tile_rows] rows of the weight and [tokens] of x; later in their place
-// the sums, float [tokens][tile_rows + 4] and [n_parts - 1][tokens / n_parts][tile_rows + 4] of the other parts. Then barriers.
+// Dynamic shared memory, on 1024 bytes: the stages, each [tile_rows] rows of the weight and [kTokens] of x; in their place
+// later what is to be written, T [own rows][64 * n_groups + 8]. Then the other parts' sums of the own rows, float4
+// [kParts - 1][own rows / 8][128 * n_groups], each where its thread wants it. Then barriers.
+template <int kTokens, int kParts>
 struct NarrowMemory {
-  uint32_t base, stage_bytes, weight_bytes, barriers;
+  static constexpr int kOwn = kTokens / kParts;  // rows of x whose sums a part adds up
 
-  __host__ __device__ static int stage_size(const NarrowTiling& tiling, int tokens) {
-    return (tiling.tile_rows + tokens) * kNarrowRowBytes;
+  uint32_t base, stage_bytes, weight_bytes, sums, barriers;
+  int n_threads;
+
+  __host__ __device__ static int stage_size(const NarrowTiling& tiling) {
+    return (tiling.tile_rows + kTokens) * kNarrowRowBytes;
   }
-  // Floats from row to row: lanes of a warp then write to 32 banks.
-  __host__ __device__ static int sum_stride(const NarrowTiling& tiling) { return tiling.tile_rows + 4; }
-  __host__ __device__ static int sums_size(const NarrowTiling& tiling, int tokens) {
-    return (2 * tokens - tokens / tiling.n_parts) * sum_stride(tiling) * 4;
+  // Elements from row to row of what is to be written: an odd number of 16 bytes, so that eight rows start on other banks.
+  __host__ __device__ static int out_stride(const NarrowTiling& tiling) { return tiling.n_groups() * 64 + 8; }
+  __host__ __device__ static int sums_offset(const NarrowTiling& tiling) {
+    const int ring = tiling.n_stages * stage_size(tiling), out = kOwn * out_stride(tiling) * 2;
+    return ring > out ? ring : out;
   }
-  __host__ __device__ static int barriers_offset(const NarrowTiling& tiling, int tokens) {
-    const int ring = tiling.n_stages * stage_size(tiling, tokens), sums = sums_size(tiling, tokens);
-    return ring > sums ? ring : sums;
+  // Of one other part. What comes of it: warps behind the tile's last row send nothing.
+  __host__ __device__ static int slot_size(const NarrowTiling& tiling) { return kOwn * tiling.n_groups() * 64 * 4; }
+  __host__ __device__ static int sent_size(const NarrowTiling& tiling) {
+    return kOwn * ((tiling.tile_rows + 15) / 16 * 16) * 4;
+  }
+  __host__ __device__ static int barriers_offset(const NarrowTiling& tiling) {
+    return sums_offset(tiling) + (kParts - 1) * slot_size(tiling);
   }
   // With what wgmma may read behind the last stage: a warpgroup has 8 rows of the tile at least, and reads 64.
-  __host__ __device__ static int size(const NarrowTiling& tiling, int tokens) {
-    return barriers_offset(tiling, tokens) + (2 * tiling.n_stages + 1) * 8 + (tokens < 56 ? (56 - tokens) * kNarrowRowBytes : 0);
+  __host__ __device__ static int size(const NarrowTiling& tiling) {
+    return barriers_offset(tiling) + (2 * tiling.n_stages + 1) * 8 + (kTokens < 56 ? (56 - kTokens) * kNarrowRowBytes : 0);
   }
 
-  __device__ NarrowMemory(const void* shared, const NarrowTiling& tiling, int tokens)
+  __device__ NarrowMemory(const void* shared, const NarrowTiling& tiling)
       : base(shared_address(shared)),
-        stage_bytes(stage_size(tiling, tokens)),
+        stage_bytes(stage_size(tiling)),
         weight_bytes(tiling.tile_rows * kNarrowRowBytes),
-        barriers(base + barriers_offset(tiling, tokens)) {}
+        sums(base + sums_offset(tiling)),
+        barriers(base + barriers_offset(tiling)),
+        n_threads(tiling.n_groups() * 128) {}
   __device__ __forceinline__ uint32_t weight(int stage) const { return base + stage * stage_bytes; }
   __device__ __forceinline__ uint32_t x(int stage) const { return weight(stage) + weight_bytes; }
+  // This thread's sums of 8 own rows that came from the part `ahead` places further, 1 to kParts - 1.
+  __device__ __forceinline__ uint32_t sums_from(int ahead) const {
+    return sums + ((ahead - 1) * (kOwn / 8) * n_threads + threadIdx.x) * 16;
+  }
   __device__ __forceinline__ uint32_t received() const { return barriers; }  // the other parts' sums
   __device__ __forceinline__ uint32_t full(int stage) const { return barriers + 8 + stage * 16; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(stage) + 8; }
@@ -84,29 +99,45 @@ struct NarrowStage {
 };
 
 // What a thread block does.
+template <int kTokens, int kParts>
 struct NarrowPlace {
   int part;
   int first_column, first_row;  // of out
   int begin, n_steps;           // panels of the inner dimension
 
-  __device__ __forceinline__ NarrowPlace(const NarrowLinearArgs& args, const NarrowTiling& tiling, int tokens) {
-    part = cluster_rank<true>();
-    const int tile = static_cast<int>(blockIdx.x) / tiling.n_parts;
-    first_column = tile * (args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows);
-    first_row = static_cast<int>(blockIdx.y) * tokens;
+  __device__ __forceinline__ NarrowPlace(const NarrowLinearArgs& args, const NarrowTiling& tiling) {
+    part = cluster_rank<(kParts > 1)>();
+    first_column = static_cast<int>(blockIdx.x) / kParts * (args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows);
+    first_row = static_cast<int>(blockIdx.y) * kTokens;
     const int n_panels = (args.row_len + kNarrowInner - 1) / kNarrowInner;
-    begin = n_panels * part / tiling.n_parts;
-    n_steps = n_panels * (part + 1) / tiling.n_parts - begin;
+    begin = n_panels * part / kParts;
+    n_steps = n_panels * (part + 1) / kParts - begin;
+  }
+
+  // The part so many places further, and the first of the rows of x that it adds up.
+  __device__ __forceinline__ int part_ahead(int n) const { return (part + n) % kParts; }
+  __device__ __forceinline__ int first_row_of(int of_part) const { return first_row + of_part * (kTokens / kParts); }
+
+  // The row of the weight that is the tile's row, -1 behind the last.
+  __device__ __forceinline__ int product(const NarrowLinearArgs& args, const NarrowTiling& tiling, int row) const {
+    const int n_columns = args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows;
+    const bool is_up = args.is_gated && row >= n_columns;
+    const int column = is_up ? row - n_columns : row;
+    if (column >= n_columns || first_column + column >= args.n_out) return -1;
+    return first_column + column + (is_up ? args.n_out : 0);
   }
 };
 
 // The producer, one thread.
+template <int kTokens, int kParts>
 struct NarrowProducer {
+  using Memory = NarrowMemory<kTokens, kParts>;
+
   const NarrowLinearArgs& args;
   const NarrowMaps& maps;
   const NarrowTiling& tiling;
-  const NarrowMemory& memory;
-  const NarrowPlace& place;
+  const Memory& memory;
+  const NarrowPlace<kTokens, kParts>& place;
 
   __device__ __forceinline__ void copy_weights(int step, int stage) const {
     const int element = (place.begin + step) * kNarrowInner;
@@ -116,30 +147,44 @@ struct NarrowProducer {
     if (args.is_gated) copy_panel(to + memory.weight_bytes / 2, maps.weight, element, args.n_out + place.first_column, full);
   }
 
+  // The own rows first, then those of the next parts: the same registers hold them in every block.
+  __device__ __forceinline__ void copy_x(int step, int stage) const {
+    const int element = (place.begin + step) * kNarrowInner;
+#pragma unroll
+    for (int ahead = 0; ahead < kParts; ++ahead) {
+      copy_panel(memory.x(stage) + ahead * Memory::kOwn * kNarrowRowBytes, maps.x, element,
+                 place.first_row_of(place.part_ahead(ahead)), memory.full(stage));
+    }
+  }
+
   __device__ __forceinline__ void begin() const {
     const int n_first = min(tiling.n_stages, place.n_steps);
+#pragma unroll 1
     for (int step = 0; step < n_first; ++step) copy_weights(step, step);
   }
 
   __device__ __forceinline__ void go_on() const {
     NarrowStage at;
+#pragma unroll 1
     for (int step = 0; step < place.n_steps; ++step) {
       if (step >= tiling.n_stages) {
         barrier_wait(memory.empty(at.stage), at.parity ^ 1);
         copy_weights(step, at.stage);
       }
-      copy_panel(memory.x(at.stage), maps.x, (place.begin + step) * kNarrowInner, place.first_row, memory.full(at.stage));
+      copy_x(step, at.stage);
       at.advance(tiling.n_stages);
     }
   }
 };
 
-template <typename T, int kTokens>
-__device__ __forceinline__ void multiply_narrow(const NarrowTiling& tiling, const NarrowMemory& memory,
-                                                const NarrowPlace& place, float (&sums)[kTokens / 2]) {
+template <typename T, int kTokens, typename Memory>
+__device__ __forceinline__ void multiply_narrow(const NarrowTiling& tiling, const Memory& memory, int n_steps,
+                                                float (&sums)[kTokens / 2]) {
   const int group = threadIdx.x / 128;
   NarrowStage at;
-  for (int step = 0; step < place.n_steps; ++step) {
+  int before = 0;  // the stage whose products run on while those of the next are asked for
+#pragma unroll 1
+  for (int step = 0; step < n_steps; ++step) {
     barrier_wait(memory.full(at.stage), at.parity);
     const uint64_t a = tile_descriptor(memory.weight(at.stage) + group * 64 * kNarrowRowBytes);
     const uint64_t b = tile_descriptor(memory.x(at.stage));
@@ -149,146 +194,164 @@ __device__ __forceinline__ void multiply_narrow(const NarrowTiling& tiling, cons
       Wgmma<T, kTokens / 2>::ss(sums, a + inner * 2, b + inner * 2, step > 0 || inner > 0);
     }
     wgmma_commit();
-    wgmma_wait<0>();  // the memory is what takes long: the stage goes back at once
-    if (threadIdx.x % kWarpSize == 0) barrier_arrive(memory.empty(at.stage));
+    wgmma_wait<1>();
+    if (step > 0 && threadIdx.x % kWarpSize == 0) barrier_arrive(memory.empty(before));
+    before = at.stage;
     at.advance(tiling.n_stages);
   }
+  wgmma_wait_for(sums);
 }
 
-// Lays a warpgroup's sums out as [tokens][tile_rows + 4].
-template <int kTokens>
-__device__ __forceinline__ void store_narrow_sums(const NarrowTiling& tiling, const float (&sums)[kTokens / 2], float* to) {
-  const int stride = NarrowMemory::sum_stride(tiling);
-  const int row = static_cast<int>(threadIdx.x) / kWarpSize * 16 + threadIdx.x % kWarpSize / 4, token = threadIdx.x % 4 * 2;
-  // tile_rows is a multiple of 8: so all lanes of a warp have a row or none has.
-  if (row < tiling.tile_rows) {
+// Sends this thread's sums of the other parts' rows to the thread of their block that has the same ones of its own.
+template <int kTokens, int kParts>
+__device__ __forceinline__ void send_narrow_sums(const NarrowMemory<kTokens, kParts>& memory,
+                                                 const NarrowPlace<kTokens, kParts>& place,
+                                                 const float (&sums)[kTokens / 2]) {
+  constexpr int kOwnGroups = kTokens / kParts / 8;  // of 8 rows
 #pragma unroll
-    for (int i = 0; i < kTokens / 4; ++i) to[(i / 2 * 8 + token + i % 2) * stride + row] = sums[i / 2 * 4 + i % 2];
-  }
-  if (row + 8 < tiling.tile_rows) {
+  for (int ahead = 1; ahead < kParts; ++ahead) {
+    const int to_part = place.part_ahead(ahead);
+    const uint32_t barrier = address_in_block(memory.received(), to_part);
+    uint32_t to = address_in_block(memory.sums_from(kParts - ahead), to_part);
 #pragma unroll
-    for (int i = 0; i < kTokens / 4; ++i) to[(i / 2 * 8 + token + i % 2) * stride + row + 8] = sums[i / 2 * 4 + 2 + i % 2];
-  }
-}
-
-// Adds up what the parts have for columns of a row, and the bias, and rounds. own: of this part; received: of the first other.
-template <typename T>
-__device__ __forceinline__ void add_narrow_parts(const NarrowTiling& tiling, const NarrowPlace& place, const float* own,
-                                                 const float* received, int slot_len, const T* bias,
-                                                 float (&values)[kNarrowVec]) {
-#pragma unroll
-  for (int e = 0; e < kNarrowVec; ++e) values[e] = 0.0f;
-  for (int part = 0; part < tiling.n_parts; ++part) {
-    const float4 added = *reinterpret_cast<const float4*>(part == place.part ? own : received);
-    if (part != place.part) received += slot_len;
-    values[0] += added.x, values[1] += added.y, values[2] += added.z, values[3] += added.w;
-  }
-#pragma unroll
-  for (int e = 0; e < kNarrowVec; ++e) {
-    if (bias != nullptr) values[e] += to_float(bias[e]);
-    values[e] = to_float(from_float<T>(values[e]));
+    for (int i = ahead * kOwnGroups; i < (ahead + 1) * kOwnGroups; ++i) {
+      send_float4(to, sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3], barrier);
+      to += memory.n_threads * 16;
+    }
   }
 }
 
-// Writes what becomes of this part's share of the rows. sums: see NarrowMemory.
-template <typename T, int kTokens, int kThreads>
+// Adds up what the parts have for the own rows, and the bias, rounds and lays it out as [rows][out_stride].
+template <typename T, int kTokens, int kParts>
+__device__ __forceinline__ void add_narrow_parts(const NarrowLinearArgs& args, const NarrowTiling& tiling,
+                                                 const NarrowMemory<kTokens, kParts>& memory,
+                                                 const NarrowPlace<kTokens, kParts>& place,
+                                                 const float (&sums)[kTokens / 2]) {
+  const int lane = threadIdx.x % kWarpSize, first_row = static_cast<int>(threadIdx.x) / kWarpSize * 16;  // of the tile
+  float bias[2] = {};
+  if (args.bias != nullptr) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int product = place.product(args, tiling, first_row + half * 8 + lane / 4);
+      if (product >= 0) bias[half] = to_float(static_cast<const T*>(args.bias)[product]);
+    }
+  }
+  uint32_t received[kParts];  // by part; none of this one
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) received[part] = memory.sums_from((part - place.part + kParts) % kParts);
+  float values[kTokens / kParts / 2];
+#pragma unroll
+  for (int i = 0; i < kTokens / kParts / 8; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) values[i * 4 + e] = 0.0f;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      float added[4] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
+      if (part != place.part) load_shared_float4(added, received[part] + i * memory.n_threads * 16);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) values[i * 4 + e] += added[e];
+    }
+  }
+  const int stride = memory.out_stride(tiling);
+  // Lane l gives the address of row l % 8 of x and of weights' rows from l / 8 * 8 on.
+  uint32_t out = memory.base + (lane % 8 * stride + first_row + lane / 8 % 2 * 8) * 2;
+#pragma unroll
+  for (int i = 0; i < kTokens / kParts / 2; i += 4) {
+    if (args.bias != nullptr) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) values[i + e] += bias[e / 2];
+    }
+    store_transposed_8x8x2(out, pack_2<T>(values[i], values[i + 1]), pack_2<T>(values[i + 2], values[i + 3]));
+    out += 8 * stride * 2;
+  }
+}
+
+// Writes what becomes of the own rows. products: see add_narrow_parts.
+template <typename T, int kTokens, int kParts>
 __device__ __forceinline__ void write_narrow_rows(const NarrowLinearArgs& args, const NarrowTiling& tiling,
-                                                  const NarrowPlace& place, const float* sums) {
-  using Group = Vec<T, kNarrowVec>;
-  const int n_columns = args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows, n_vecs = n_columns / kNarrowVec;
-  const int stride = NarrowMemory::sum_stride(tiling), n_own = kTokens / tiling.n_parts, first_token = n_own * place.part;
-  const int n_items = min(n_own, args.n_rows - place.first_row - first_token) * n_vecs;
-  const T* const bias = static_cast<const T*>(args.bias);
-  for (int item = threadIdx.x; item < n_items; item += kThreads) {
-    const int token = item / n_vecs, at = (item - token * n_vecs) * kNarrowVec, column = place.first_column + at;
-    if (column >= args.n_out) continue;
-    T* const out = static_cast<T*>(args.out) + (place.first_row + first_token + token) * args.out_stride + column;
-    Group result{};
-    if (args.adds) result = *reinterpret_cast<const Group*>(out);
-    const float* const own = sums + (first_token + token) * stride + at;
-    const float* const received = sums + (kTokens + token) * stride + at;
-    float values[kNarrowVec];
-    add_narrow_parts(tiling, place, own, received, n_own * stride, bias == nullptr ? bias : bias + column, values);
+                                                  const NarrowMemory<kTokens, kParts>& memory,
+                                                  const NarrowPlace<kTokens, kParts>& place, const T* products) {
+  using Group = Vec<T, 8>;
+  const int n_columns = min(args.is_gated ? tiling.tile_rows / 2 : tiling.tile_rows, args.n_out - place.first_column);
+  const int n_vecs = n_columns / 8, first_row = place.first_row_of(place.part);
+  const int n_rows = min(kTokens / kParts, args.n_rows - first_row), stride = memory.out_stride(tiling);
+  const int row_step = memory.n_threads / n_vecs, vec_step = memory.n_threads - row_step * n_vecs;
+  int row = static_cast<int>(threadIdx.x) / n_vecs, vec = static_cast<int>(threadIdx.x) - row * n_vecs;
+#pragma unroll 1
+  while (row < n_rows) {
+    const T* const from = products + row * stride + vec * 8;
+    Group* const out = reinterpret_cast<Group*>(static_cast<T*>(args.out) + (first_row + row) * args.out_stride +
+                                                place.first_column + vec * 8);
+    Group result = *reinterpret_cast<const Group*>(from);
     if (args.is_gated) {
-      float ups[kNarrowVec];
-      add_narrow_parts(tiling, place, own + n_columns, received + n_columns, n_own * stride,
-                       bias == nullptr ? bias : bias + args.n_out + column, ups);
+      const Group ups = *reinterpret_cast<const Group*>(from + tiling.tile_rows / 2);
 #pragma unroll
-      for (int e = 0; e < kNarrowVec; ++e) values[e] = activate<GatedAct::kSilu>(values[e]) * ups[e];
+      for (int e = 0; e < 8; ++e) {
+        result.elements[e] = from_float<T>(activate<GatedAct::kSilu>(to_float(result.elements[e])) * to_float(ups.elements[e]));
+      }
     }
+    if (args.adds) {
+      const Group before = *out;
 #pragma unroll
-    for (int e = 0; e < kNarrowVec; ++e) {
-      result.elements[e] = from_float<T>(args.adds ? to_float(result.elements[e]) + values[e] : values[e]);
+      for (int e = 0; e < 8; ++e) {
+        result.elements[e] = from_float<T>(to_float(before.elements[e]) + to_float(result.elements[e]));
+      }
     }
-    *reinterpret_cast<Group*>(out) = result;
+    *out = result;
+    row += row_step, vec += vec_step;
+    if (vec >= n_vecs) vec -= n_vecs, ++row;
   }
 }
 
-// Sends this part's sums of the other parts' shares to them: one copy a thread.
-template <int kTokens>
-__device__ __forceinline__ void send_narrow_sums(const NarrowTiling& tiling, const NarrowMemory& memory,
-                                                 const NarrowPlace& place) {
-  const int to_part = threadIdx.x;
-  if (to_part >= tiling.n_parts || to_part == place.part) return;
-  const uint32_t share_bytes = kTokens / tiling.n_parts * NarrowMemory::sum_stride(tiling) * 4;
-  const int slot = place.part < to_part ? place.part : place.part - 1;
-  const uint32_t to = memory.base + (tiling.n_parts + slot) * share_bytes;
-  copy_to_block(address_in_block(to, to_part), memory.base + to_part * share_bytes, share_bytes,
-                address_in_block(memory.received(), to_part));
-}
-
-template <int kGroups>
-constexpr int kNarrowThreads = 128 * kGroups + kWarpSize;
+// Consumers and a warp for the producer. More than are ever launched, so that two blocks have registers.
+constexpr int kNarrowMaxThreads = 576;
 
 // The body is empty where wgmma does not exist: the launcher refuses to run there.
-template <typename T, int kTokens, int kGroups>
-__global__ void __launch_bounds__(kNarrowThreads<kGroups>, kGroups > 2 ? 1 : 2)
+template <typename T, int kTokens, int kParts>
+__global__ void __launch_bounds__(kNarrowMaxThreads, 1)
     narrow_linear_kernel(const NarrowLinearArgs args, const NarrowTiling tiling, const __grid_constant__ NarrowMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) unsigned char shared[];
   let_next_kernel_start();
-  const NarrowMemory memory(shared, tiling, kTokens);
-  const NarrowPlace place(args, tiling, kTokens);
-  const NarrowProducer producer{args, maps, tiling, memory, place};
-  const bool is_consumer = threadIdx.x < 128 * kGroups, is_producer = threadIdx.x == 128 * kGroups;
+  const NarrowMemory<kTokens, kParts> memory(shared, tiling);
+  const NarrowPlace<kTokens, kParts> place(args, tiling);
+  const NarrowProducer<kTokens, kParts> producer{args, maps, tiling, memory, place};
+  const int n_consumers = memory.n_threads;
+  const bool is_consumer = threadIdx.x < n_consumers, is_producer = threadIdx.x == n_consumers;
   if (is_producer) {
+    prefetch_map(maps.weight);
+    prefetch_map(maps.x);
+#pragma unroll 1
     for (int stage = 0; stage < tiling.n_stages; ++stage) {
       barrier_init(memory.full(stage), 1);
-      barrier_init(memory.empty(stage), kGroups * 4);  // one arrival a warp
+      barrier_init(memory.empty(stage), n_consumers / kWarpSize);
     }
     barrier_init(memory.received(), 1);
     barrier_init_fence();
-    producer.begin();
-    prefetch_map(maps.x);
-    const int n_received = kTokens - kTokens / tiling.n_parts;
-    barrier_arrive_expecting(memory.received(), n_received * NarrowMemory::sum_stride(tiling) * 4);
+    if constexpr (kParts > 1) barrier_arrive_expecting(memory.received(), (kParts - 1) * memory.sent_size(tiling));
   }
   __syncthreads();
+  if constexpr (kParts > 1) arrive_in_cluster();  // the others may send their sums
+  if (!is_consumer) {
+    if (is_producer) producer.begin();
+    wait_for_previous_kernel();
+    if (is_producer) producer.go_on();
+    return;
+  }
   wait_for_previous_kernel();
 
+  const bool has_rows = threadIdx.x / kWarpSize * 16 < tiling.tile_rows;  // of the weight, this warp
   float sums[kTokens / 2];
-  if (is_consumer) multiply_narrow<T, kTokens>(tiling, memory, place, sums);
-  if (is_producer) producer.go_on();
-  __syncwarp();
-  const bool is_cluster = tiling.n_parts > 1;
-  if (is_cluster) {  // no block reads its ring any more: sums may be sent there
-    arrive_in_cluster();
+  multiply_narrow<T, kTokens>(tiling, memory, place.n_steps, sums);
+  if constexpr (kParts > 1) {
     wait_for_cluster();
-  } else {
-    __syncthreads();
+    if (has_rows) send_narrow_sums(memory, place, sums);
   }
-  float* const staging = reinterpret_cast<float*>(shared);
-  if (is_consumer) store_narrow_sums<kTokens>(tiling, sums, staging);
-  if (is_cluster) fence_async_proxy();
-  __syncthreads();
-  if (is_cluster) {
-    send_narrow_sums<kTokens>(tiling, memory, place);
-    __syncwarp();
-    barrier_wait(memory.received(), 0);
-    arrive_in_cluster();
-  }
-  write_narrow_rows<T, kTokens, kNarrowThreads<kGroups>>(args, tiling, place, staging);
-  if (is_cluster) wait_for_cluster();  // the others have what this block sent
+  named_sync(1, n_consumers);  // nobody reads the ring any more
+  if constexpr (kParts > 1) barrier_wait(memory.received(), 0);
+  if (has_rows) add_narrow_parts<T>(args, tiling, memory, place, sums);
+  named_sync(1, n_consumers);
+  write_narrow_rows<T>(args, tiling, memory, place, reinterpret_cast<const T*>(shared));
 #endif
 }
 

@@ -13,10 +13,11 @@ from astrai.extension import ops
 
 DTYPES = (torch.bfloat16, torch.float16)
 # (N, K): one, two and four parts, short and long, whole tiles and rests of them, one panel and
-# less, two blocks on a multiprocessor, more tiles than find one
+# less, one, two and three warpgroups, two blocks on a multiprocessor, more tiles than find one
 SHAPES = [
     (4096, 1024),
     (1024, 3072),
+    (6144, 1024),
     (8448, 512),
     (28672, 256),
     (48, 8),
@@ -26,7 +27,8 @@ SHAPES = [
     (2064, 8200),
     (36000, 64),
 ]
-ROWS = (1, 17, 32, 33, 64, 90, 128, 129, 256, 300)  # every height of a tile of rows, and several
+# every height of a tile of rows, and several
+ROWS = (1, 17, 32, 33, 64, 90, 128, 129, 191, 255, 256, 300)
 
 
 def needs_hopper() -> None:
