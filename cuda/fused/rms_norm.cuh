@@ -13,6 +13,9 @@
 namespace astrai {
 
 constexpr int kNormMaxThreads = 512;
+// From so many rows of at most this length on the next kernel starts before this one waits: it then brings its weights
+// meanwhile. With fewer or longer ones that was slower (benchmarks/results/skinny_linear.md, narrow_linear.md).
+constexpr int kNormEarlyRows = 17, kNormEarlyLen = 2048;
 
 // Adds the residual where there is one and writes the sum back; returns what is normalised, rounded to T.
 template <typename T, bool kAdd>
@@ -66,8 +69,10 @@ __global__ void __launch_bounds__(kNormMaxThreads) rms_norm_kernel(const RmsNorm
                                                  inner * args.x_strides[1]);
   auto* residual = reinterpret_cast<Group*>(static_cast<T*>(args.residual) + row * args.residual_stride);
   const auto* weight = static_cast<const Group*>(args.weight);
+  const bool is_next_early = args.n_rows >= kNormEarlyRows && args.row_len <= kNormEarlyLen;
+  if (is_next_early) let_next_kernel_start();
   wait_for_previous_kernel();
-  let_next_kernel_start();
+  if (!is_next_early) let_next_kernel_start();
 
   Group values[kVecs], scales[kVecs], added[kVecs];
 #pragma unroll
