@@ -22,6 +22,7 @@ from test_engine_gpu import PROMPTS, VOCAB_SIZE, Collector, engine_of, greedy
 from astrai.engine import EngineError, GenerationRequest, InferenceEngine
 from astrai.engine.device_executor import DeviceExecutor
 from astrai.extension import ops
+from astrai.models.tensor_copy import StagedCopier
 from astrai.sampling import SamplingParams
 
 TRAP_ID = 95  # a prompt that starts with it has a kernel fail in the step that computes it
@@ -63,6 +64,9 @@ def install(is_early: bool = False) -> None:
 
 
 def trapping_engine(**options: Any) -> InferenceEngine:
+    # As weights of files come, through pinned memory of torch's, which is dropped in good time.
+    source = torch.ones(4, 1000)
+    StagedCopier(torch.device("cuda")).copy(source, torch.empty_like(source, device="cuda"), None)
     options = {"max_batch_size": N_RUNNING + 1, "kv_tokens": 65536} | options
     return engine_of(small_model(), max_seq_len=4096, **options)
 
