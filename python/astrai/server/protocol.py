@@ -140,8 +140,9 @@ class ResponseBuilder(ABC, Generic[RequestT]):
 
     def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
         """What `format_chunk` gives for an event that is nothing but text which passes the choice's
-        answer. Of such an event `choice` gets the count alone, so no later method may need the
-        block's whole text. None where there is no such frame; asked anew after each chunk."""
+        answer. Of such an event `choice` gets the count alone: where a later method needs the
+        block's whole text, the frame has to keep it. None where there is no such frame; asked anew
+        after each chunk."""
         return None
 
     @abstractmethod

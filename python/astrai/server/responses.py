@@ -19,6 +19,7 @@ from astrai.server.response_store import ResponseStore
 from astrai.server.responses_events import ItemEvents, Logprobs, item_id_of, output_item
 from astrai.server.responses_input import chat_request, check_supported, stored_items
 from astrai.server.responses_models import InputFields, ResponsesRequest
+from astrai.server.sse import TextFrame
 from astrai.server.text_link import TextLink
 
 Prepared = tuple[list[list[int]], ResponseContext, tuple[str, ...]]  # as `prepare` returns it
@@ -56,6 +57,12 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
 
     def format_chunk(self, ctx: ResponseContext, choice: Choice, event: TokenEvent) -> bytes:
         return b"".join(self._events.tell(piece, block) for piece, block in choice.answer.news)
+
+    def text_frame(self, ctx: ResponseContext, choice: Choice) -> TextFrame | None:
+        blocks = choice.answer.blocks
+        if not blocks or ctx.sampling.logprobs is not None:
+            return None
+        return self._events.text_frame(blocks[-1])
 
     def format_stream_end(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
         choice = choices[0]

@@ -11,7 +11,7 @@ from typing import Any
 from astrai.sampling import TokenLogprob
 from astrai.server.answer import AnswerBlock
 from astrai.server.openai_common import new_id
-from astrai.server.sse import named_frame
+from astrai.server.sse import TextFrame, named_frame
 from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, CallEnd
 
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
@@ -68,12 +68,25 @@ class ItemEvents:
         self._open: AnswerBlock | None = None
         self._item_id = ""
         self._logprobs: Logprobs = []  # of the open item
+        self._text_frame: TextFrame | None = None  # of the open block
 
     def frame(self, kind: str, **fields: Any) -> bytes:
         """One event of the stream."""
-        payload = {"type": kind, "sequence_number": self._n_events, **fields}
+        return named_frame({"type": kind, "sequence_number": self.next_number(), **fields})
+
+    def next_number(self) -> int:
+        """That of one more event."""
         self._n_events += 1
-        return named_frame(payload)
+        return self._n_events - 1
+
+    def text_frame(self, block: AnswerBlock) -> TextFrame | None:
+        """The frame of more text of `block` without logprobs; None unless that is the open one, and
+        not reasoning, whose tokens are counted."""
+        if block is not self._open or block.kind != "text":
+            return None
+        if self._text_frame is None:
+            self._text_frame = _NumberedFrame(self, block, self._text_delta(TextFrame.SLOT, []))
+        return self._text_frame
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
         """The frames of one event of `block`, which ends the block before it."""
@@ -88,13 +101,12 @@ class ItemEvents:
         if isinstance(event, CallArguments):
             kind = "response.function_call_arguments.delta"
             return frames + self.frame(kind, **place, delta=event.text)
-        place["content_index"] = 0
         text = event.text  # type: ignore[union-attr]  # TextPiece or ReasoningPiece
         if block.kind == "reasoning":
-            return frames + self.frame("response.reasoning_text.delta", **place, delta=text)
-        logprobs = self._new_logprobs(block)
-        kind = "response.output_text.delta"
-        return frames + self.frame(kind, **place, delta=text, logprobs=logprobs)
+            kind = "response.reasoning_text.delta"
+            return frames + self.frame(kind, **place, content_index=0, delta=text)
+        delta = self._text_delta(text, self._new_logprobs(block))
+        return frames + named_frame({**delta, "sequence_number": self.next_number()})
 
     def close(self, status: str) -> bytes:
         """The end of the open item, if there is one."""
@@ -123,6 +135,17 @@ class ItemEvents:
         self.items.append(item)
         return frames
 
+    def _text_delta(self, text: str, logprobs: Logprobs) -> dict[str, Any]:
+        """The event of more text of the open item, but for its number."""
+        return {
+            "type": "response.output_text.delta",
+            "sequence_number": 0,
+            **self._place(),
+            "content_index": 0,
+            "delta": text,
+            "logprobs": logprobs,
+        }
+
     def _new_logprobs(self, block: AnswerBlock) -> Logprobs:
         """Those of the open block that no event has told."""
         new = self._shape(block.logprobs[len(self._logprobs) :])
@@ -131,6 +154,7 @@ class ItemEvents:
 
     def _begin(self, block: AnswerBlock) -> bytes:
         self._open, self._item_id, self._logprobs = block, item_id_of(block), []
+        self._text_frame = None
         empty = AnswerBlock(block.kind, "", block.name, block.call_id)
         item = output_item(empty, self._item_id, "in_progress")
         place = self._place()
@@ -150,3 +174,22 @@ class ItemEvents:
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._item_id, "output_index": len(self.items)}
+
+
+class _NumberedFrame(TextFrame):
+    """A frame that numbers its events, and keeps their text for the end of the block."""
+
+    _NUMBER = b'"sequence_number":'
+
+    def __init__(self, events: ItemEvents, block: AnswerBlock, example: dict[str, Any]) -> None:
+        """example: an event whose number is 0 and whose text is SLOT."""
+        super().__init__(named_frame(example))
+        self._events = events
+        self._block = block
+        self._head, _, rest = self._before.partition(self._NUMBER + b"0")
+        self._before = rest
+
+    def fill(self, text: str) -> bytes:
+        self._block.text += text
+        number = b"%d" % self._events.next_number()
+        return self._head + self._NUMBER + number + super().fill(text)

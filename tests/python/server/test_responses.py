@@ -210,6 +210,30 @@ def test_the_events_of_a_text_come_in_their_order(live: Live) -> None:
     assert events[0]["response"]["status"] == "in_progress" and not events[0]["response"]["output"]
 
 
+@pytest.mark.parametrize(
+    "include", [[], ["message.output_text.logprobs"]], ids=["text", "logprobs"]
+)
+def test_a_text_that_comes_piece_by_piece_is_whole_at_the_end(
+    live: Live, include: list[str]
+) -> None:
+    live.script.delay_s = 0.002
+    events = events_of(live, {"input": "Hello", "max_output_tokens": 40, "include": include})
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(deltas) > 20
+    assert len({tuple(delta) for delta in deltas}) == 1, "fields differ"
+    assert {(d["item_id"], d["output_index"], d["content_index"]) for d in deltas} == {
+        (deltas[0]["item_id"], 0, 0)
+    }
+    assert sum(bool(delta["logprobs"]) for delta in deltas) > (20 if include else -1)
+    text = "".join(delta["delta"] for delta in deltas)
+    assert text == live.script.text[:40]
+    (done,) = (event for event in events if event["type"] == "response.output_text.done")
+    response = events[-1]["response"]
+    assert done["text"] == response["output"][0]["content"][0]["text"] == text
+    assert response["usage"]["output_tokens"] == 40
+    assert live.http.get(f"{RESPONSES}/{response['id']}").json() == response
+
+
 def test_the_events_of_a_call_follow_those_of_the_text_before_it(hermes: Live) -> None:
     events = events_of(hermes, {"input": "Hi", "tools": [WEATHER]})
     kinds = [event["type"].removeprefix("response.") for event in events]
