@@ -8,7 +8,8 @@ launches once for each of several input sets, together more than four times the 
 of REPEATS replays, divided by the launches, and the 10th and 90th percentile. Every row is checked
 in the same run on randomly chosen query rows, in an output that was NaN before. FLOP are
 4 * head_dim * n_heads for each visible (query, key) pair. SDPA gets K and V gathered and repeated
-for the group beforehand: not the same job.
+for the group beforehand: not the same job. Where the plan splits the keys of a case, the column
+`unsplit` is the same call without splits, in the same run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from astrai.extension import ops
 
 WARM_UPS, REPEATS, MIN_ROTATED_BYTES = 3, 15, 4 * 60 * 2**20
 CHECKED_ROWS, MAX_ERROR = 192, 2.7e-3
+CHECKED_KEYS = 2**21  # of all checked rows together, where that is less
 SEED = 0
 
 MODELS = {
@@ -55,6 +57,15 @@ CASES = (
     ("smol", "1x8192", [8192], [8192]),
     ("wide", "1x8192", [8192], [8192]),
     ("wide", "ragged12", RAGGED, RAGGED),
+    ("llama8b", "16@100000+", [16], [100016]),
+    ("llama8b", "128@100000+", [128], [100128]),
+    ("llama8b", "16@8192+", [16], [8208]),
+    ("llama8b", "128@8192+", [128], [8320]),
+    ("llama8b", "256@32768+", [256], [33024]),
+    ("llama8b", "16@100000+ 480", [16, 480], [100016, 480]),
+    ("qwen0.6b", "128@32768+", [128], [32896]),
+    ("smol", "128@8192+", [128], [8320]),
+    ("wide", "128@32768+", [128], [32896]),
 )
 # The best page_size 1 column and the contiguous one of other libraries on this card, measured by
 # the same method: FlashAttention-3 over pages of 1, FlashInfer's FA3 template on ragged K and V.
@@ -104,10 +115,21 @@ class Case:
         )
         tiles = torch.tensor(pairs, dtype=torch.int32, device="cuda").T
         self.tile_batch, self.tile_index = tiles[0].contiguous(), tiles[1].contiguous()
+        self.plan_splits(tile_rows)
         first = self.make_inputs()
         n_bytes = sum(t.numel() * t.element_size() for t in vars(first).values())
         n_sets = max(2, -(-MIN_ROTATED_BYTES // n_bytes))
         self.sets = [first, *(self.make_inputs() for _ in range(n_sets - 1))]
+
+    def plan_splits(self, tile_rows: int) -> None:
+        """The plan of an engine on this device, and its workspace, NaN at first."""
+        heads = (self.n_heads, self.n_kv_heads)
+        n_multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+        self.splits = _C.plan_prefill_splits(
+            self.q_lens, self.kv_lens, tile_rows, *heads, 0, n_multiprocessors
+        )
+        size = _C.prefill_workspace_size(tile_rows, *heads, self.head_dim, n_multiprocessors)
+        self.workspace = torch.full((size,), float("nan"), device="cuda")
 
     def make_inputs(self) -> Inputs:
         n_tokens = sum(self.kv_lens)
@@ -133,6 +155,8 @@ class Case:
             self.tile_index,
             is_causal=True,
             out=one.out,
+            workspace=self.workspace,
+            splits=self.splits,
         )
 
     def n_flop(self) -> int:
@@ -150,7 +174,8 @@ class Case:
             return float("nan")
         group = self.n_heads // self.n_kv_heads
         errors, sizes = 0.0, 0.0
-        for row in torch.randint(sum(self.q_lens), (CHECKED_ROWS,)).tolist():
+        n_checked = min(CHECKED_ROWS, CHECKED_KEYS // max(self.kv_lens))
+        for row in torch.randint(sum(self.q_lens), (n_checked,)).tolist():
             batch = int((self.qo_indptr[1:] <= row).sum())
             q_begin = sum(self.q_lens[:batch])
             kv_len = self.kv_lens[batch] - self.q_lens[batch] + row - q_begin + 1
@@ -223,7 +248,7 @@ def graph_us(launch: Callable[..., None], sets: list) -> tuple[float, float, flo
 
 def measure(model: str, name: str, q_lens: list[int], kv_lens: list[int]) -> dict[str, object]:
     row: dict[str, object] = {"model": model, "case": name}
-    paged, ragged = PEERS[model, name]
+    paged, ragged = PEERS.get((model, name), (None, None))
     for order in ("perm", "cont"):
         case = Case(model, q_lens, kv_lens, order == "perm")
         error = case.error()
@@ -237,6 +262,11 @@ def measure(model: str, name: str, q_lens: list[int], kv_lens: list[int]) -> dic
             row["error"] = f"{error:.2e}"
             row["fa3-p1-perm us"] = paged or "-"
             row["ours / fa3"] = round(median / paged, 2) if paged else "-"
+            row["splits"], row["unsplit us"] = "-", "-"
+            if case.splits[0]:
+                row["splits"] = f"{case.splits[0]} x {case.splits[1]}"
+                case.splits = (0, 1, 0)
+                row["unsplit us"] = round(graph_us(case.launch, case.sets)[0], 1)
             sdpa = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
             for label, backend in sdpa.items():
                 us = case.sdpa_us(backend)

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 constexpr int kAllKeys = 1 << 30;
+constexpr int kMaxSplits = 65535;
 constexpr int kMaxHeadsPerTile = 16;  // more would leave many of a tile's rows unused
 
 // Copies token and head strides of a [tokens, heads, head_dim] tensor once its rows can be read 16 bytes at a time.
@@ -61,6 +62,22 @@ void check_options(ShapeCheck& check, const PagedPrefillOptions& options) {
   });
 }
 
+void check_splits(ShapeCheck& check, const PagedPrefillTensors& t, const PrefillSplitPlan& splits) {
+  check.require(splits.n_tiles >= 0 && splits.n_tiles <= check.size("n_tiles"), [&] {
+    return "n_split_tiles is " + std::to_string(splits.n_tiles) + "; accepted: 0 to the " +
+           std::to_string(check.size("n_tiles")) + " of q_tile_to_batch";
+  });
+  if (splits.n_tiles == 0) return;
+  check.require(splits.n_splits >= 2 && splits.n_splits <= kMaxSplits && splits.split_len >= 1, [&] {
+    return "n_splits is " + std::to_string(splits.n_splits) + " and split_len " + std::to_string(splits.split_len) +
+           "; accepted: 2 to " + std::to_string(kMaxSplits) + " splits of 1 key or more";
+  });
+  check.require(t.workspace.data != nullptr, "n_split_tiles needs a workspace; pass one or no splits");
+  check.shape("workspace", t.workspace, {"workspace_size"}).dtype("workspace", t.workspace, {DType::kFloat32});
+  check.contiguous_from(0, "workspace", t.workspace).writable("workspace", t.workspace);
+  check.require(reinterpret_cast<uintptr_t>(t.workspace.data) % kVectorBytes == 0, "workspace must start on 16 bytes");
+}
+
 }  // namespace
 
 int prefill_heads_per_tile(int n_heads, int n_kv_heads) {
@@ -85,6 +102,7 @@ PagedPrefillArgs check_attn_paged_prefill(const PagedPrefillTensors& t, const Pa
   });
   check_indices(check, t);
   check_options(check, options);
+  check_splits(check, t, options.splits);
   if (t.q.dtype != DType::kBFloat16 && t.q.dtype != DType::kFloat16) {  // another backend can serve it
     throw KernelUnavailableError(std::string("attn_paged_prefill: q is ") + dtype_name(t.q.dtype) +
                                  "; there are kernels for bfloat16 and float16");
@@ -120,6 +138,13 @@ PagedPrefillArgs check_attn_paged_prefill(const PagedPrefillTensors& t, const Pa
   args.n_kv_heads = static_cast<int>(n_kv_heads);
   args.head_dim = static_cast<int>(check.size("head_dim"));
   args.q_tile_rows = options.q_tile_rows;
+  if (options.splits.n_tiles > 0) {
+    args.workspace = t.workspace.data_as<float>();
+    args.workspace_size = check.size("workspace_size");
+    args.n_split_tiles = options.splits.n_tiles;
+    args.n_splits = options.splits.n_splits;
+    args.split_len = options.splits.split_len;
+  }
   args.heads_per_tile = prefill_heads_per_tile(args.n_heads, args.n_kv_heads);
   args.window = options.window == 0 ? kAllKeys : options.window;
   args.sm_scale = options.sm_scale;

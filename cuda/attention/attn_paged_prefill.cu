@@ -3,6 +3,8 @@
 #include "attention/attn_paged_prefill_sm90.cuh"
 
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 #include "astrai_instances.inc"
 #include "astrai/ops.h"
@@ -52,6 +54,16 @@ bool has_32_bit_places(const TensorView& cache) {
   return cache.shape[0] <= 1 || cache.strides[0] / 8 <= std::numeric_limits<uint32_t>::max() / cache.shape[0];
 }
 
+// Each split tile has n_splits places of its rows, of head_dim + 2 elements a row, for each head.
+void check_workspace(const PagedPrefillArgs& args) {
+  const int64_t n_rows = static_cast<int64_t>(args.n_split_tiles) * args.n_splits * args.q_tile_rows * args.n_heads;
+  if (n_rows * (args.head_dim + 2) <= args.workspace_size && n_rows <= std::numeric_limits<int32_t>::max()) return;
+  throw std::invalid_argument("attn_paged_prefill: workspace has " + std::to_string(args.workspace_size) + " elements; " +
+                              std::to_string(args.n_split_tiles) + " tiles of " + std::to_string(args.q_tile_rows) +
+                              " rows in " + std::to_string(args.n_splits) + " splits need " +
+                              std::to_string(n_rows * (args.head_dim + 2)) + ". See prefill_workspace_size().");
+}
+
 }  // namespace
 
 int prefill_q_tile_rows(int n_heads, int n_kv_heads, int head_dim, DType dtype, int device_idx) {
@@ -77,8 +89,10 @@ void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOp
                                           {"q_tile_to_index", &tensors.q_tile_to_index},
                                           {"out", &tensors.out}});
   if (args.lse != nullptr) check_on_one_gpu("attn_paged_prefill", {{"q", &tensors.q}, {"lse", &tensors.lse}});
+  if (args.n_split_tiles > 0) check_on_one_gpu("attn_paged_prefill", {{"q", &tensors.q}, {"workspace", &tensors.workspace}});
   if (args.n_tiles == 0 || tensors.q.numel() == 0) return;
   if (args.q_tile_rows == 0) args.q_tile_rows = instance.block_rows / args.heads_per_tile;
+  check_workspace(args);
   const DeviceGuard guard(tensors.q.device_idx, "attn_paged_prefill");
   const bool needs_generic = args.soft_cap > 0 || !has_32_bit_places(tensors.k_cache) || !has_32_bit_places(tensors.v_cache);
   const Instance chosen = needs_generic ? find_generic(tensors.q.dtype, args.head_dim) : instance;

@@ -5,7 +5,8 @@
 //   shared memory: Q [kRows], then K [2][kKeys], V [2][kKeys], rows of head_dim elements, chunks swizzled
 #pragma once
 
-#include "attention/prefill_work.cuh"
+#include "attention/prefill_splits.cuh"
+#include "common/pdl.cuh"
 #include "common/warp_mma.cuh"
 
 namespace astrai {
@@ -60,15 +61,20 @@ struct KeyTileSlots {
 
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads)
-    attn_paged_prefill_kernel(const __grid_constant__ PagedPrefillArgs args) {
+    attn_paged_prefill_kernel(const __grid_constant__ PagedPrefillArgs args, const PrefillSplits splits) {
   using Shape = PrefillShape<kHeadDim>;
   constexpr int kKeys = Shape::kKeys, kRowBytes = Shape::kRowBytes, kChunks = kHeadDim / 8;
   constexpr int kQCopies = Shape::kRows * kChunks / Shape::kThreads;
   constexpr int kSteps = kHeadDim / 16;  // of Q K^T's inner dimension
   extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ int part_row;  // of PrefillPart; the loop has no register for it
 
   const int heads = args.heads_per_tile;
-  const PrefillWork work = find_prefill_work(args, blockIdx.x, Shape::kRows / heads);
+  PrefillPart part = find_prefill_part(splits, blockIdx.x, blockIdx.y);
+  PrefillWork work = find_prefill_work(args, part.block, Shape::kRows / heads);
+  take_split(splits, part, work);
+  if (threadIdx.x == 0) part_row = part.row;
+  if (splits.n_blocks > 0) let_next_kernel_start();  // the merge
   if (work.n_tokens == 0) return;
   const int first_head = blockIdx.y * heads, kv_head = first_head / (args.n_heads / args.n_kv_heads);
   const T* k_cache = static_cast<const T*>(args.k_cache) + kv_head * args.k_strides[1];
@@ -191,11 +197,17 @@ __global__ void __launch_bounds__(PrefillShape<kHeadDim>::kThreads)
     }
   }
 
+  __syncthreads();  // part_row, where there was no tile of keys
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = tokens[half], head = first_head + (warp_row + lane / 4 + half * 8) % heads;
     const float sum = quad_sum(softmax[half].sum);
     if (token >= work.n_tokens) continue;
+    if (part_row >= 0) {
+      const auto pair = [&](int n) { return make_float2(o[n][half * 2], o[n][half * 2 + 1]); };
+      store_part<kHeadDim>(splits, part_row + warp_row + lane / 4 + half * 8, pair, softmax[half], sum, scale);
+      continue;
+    }
     const float factor = sum == 0.f ? 0.f : 1.f / sum;  // a row that saw no key gives 0
     const int64_t row = work.first_row + token;
     T* out = static_cast<T*>(args.out) + row * args.out_strides[0] + head * args.out_strides[1] + lane % 4 * 2;

@@ -7,19 +7,21 @@
 #pragma once
 
 #include "attention/prefill_sm90.cuh"
+#include "attention/prefill_splits.cuh"
+#include "common/pdl.cuh"
 
 namespace astrai {
 
-// How a launch's work is cut into items: one for each tile of a thread block's rows and each of its head groups.
+// How a launch's work is cut into items: one for each tile of a thread block's rows, or split of it, and each head group.
 struct PrefillSchedule {
-  int n_head_groups;  // n_heads / heads_per_tile
   int n_items;
   int n_rounds;  // items of the longest list
 };
 
 struct PrefillItem {
   PrefillWork work;
-  int first_head, kv_head;
+  uint16_t first_head, kv_head;
+  int part_row;  // of the workspace, for the first row; -1: the rows are written to out
 };
 
 // Addresses in shared memory. full: the copies have landed; empty: every consumer is done with it.
@@ -54,16 +56,19 @@ struct PrefillSm90Memory {
 // round deals them in reverse, so that lists of items of falling cost come out even.
 template <int kHeadDim>
 __device__ __forceinline__ PrefillItem find_prefill_item(const PagedPrefillArgs& args, const PrefillSchedule& schedule,
-                                                         int round) {
+                                                         const PrefillSplits& splits, int round) {
   const int n_blocks = gridDim.x;
   const int place = round % 2 == 0 ? blockIdx.x : n_blocks - 1 - blockIdx.x;
   const int index = round * n_blocks + place;
   PrefillItem item{};
   if (index >= schedule.n_items) return item;
-  item.work = find_prefill_work(args, index / schedule.n_head_groups,
-                                PrefillSm90Shape<kHeadDim>::kRows / args.heads_per_tile);
-  item.first_head = index % schedule.n_head_groups * args.heads_per_tile;
-  item.kv_head = item.first_head / (args.n_heads / args.n_kv_heads);
+  const int group = index % splits.n_head_groups, first_head = group * args.heads_per_tile;
+  PrefillPart part = find_prefill_part(splits, index / splits.n_head_groups, group);
+  item.work = find_prefill_work(args, part.block, PrefillSm90Shape<kHeadDim>::kRows / args.heads_per_tile);
+  take_split(splits, part, item.work);
+  item.first_head = static_cast<uint16_t>(first_head);
+  item.kv_head = static_cast<uint16_t>(first_head / (args.n_heads / args.n_kv_heads));
+  item.part_row = part.row;
   return item;
 }
 
@@ -173,9 +178,24 @@ __device__ __forceinline__ void store_rows(const PagedPrefillArgs& args, const P
   }
 }
 
+// store_rows() where the item is a split.
+template <int kHeadDim>
+__device__ __forceinline__ void store_parts(const PagedPrefillArgs& args, const PrefillSplits& splits,
+                                            const PrefillItem& item, int first_row, const float (&o)[kHeadDim / 2],
+                                            const RowSoftmax (&softmax)[2], float scale) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + half * 8;
+    const float sum = quad_sum(softmax[half].sum);
+    const auto pair = [&](int n) { return make_float2(o[n * 4 + half * 2], o[n * 4 + half * 2 + 1]); };
+    if (row / args.heads_per_tile >= item.work.n_tokens) continue;
+    store_part<kHeadDim>(splits, item.part_row + row, pair, softmax[half], sum, scale);
+  }
+}
+
 template <typename T, int kHeadDim>
-__device__ __forceinline__ void consume(const PagedPrefillArgs& args, const PrefillSm90Memory<kHeadDim>& memory,
-                                        int n_rounds) {
+__device__ __forceinline__ void consume(const PagedPrefillArgs& args, const PrefillSplits& splits,
+                                        const PrefillSm90Memory<kHeadDim>& memory, int n_rounds) {
   using Shape = PrefillSm90Shape<kHeadDim>;
   using Stages = Ring<Shape::kStages>;
   using Buffers = Ring<Shape::kQBuffers>;
@@ -256,14 +276,19 @@ __device__ __forceinline__ void consume(const PagedPrefillArgs& args, const Pref
       barrier_arrive(memory.q_empty(buffer));
     }
     ++n_q;
-    store_rows<T, kHeadDim>(args, item, row, o, softmax, scale);
+    if (item.part_row < 0) {
+      store_rows<T, kHeadDim>(args, item, row, o, softmax, scale);
+    } else {
+      store_parts<kHeadDim>(args, splits, item, row, o, softmax, scale);
+    }
   }
 }
 
 // soft_cap must be 0, and the places of all slots must be below 2^32 - 1 in chunks of 16 bytes. The body is empty where wgmma does not exist: the launcher picks it on compute capability 9.0 alone.
 template <typename T, int kHeadDim>
 __global__ void __launch_bounds__(PrefillSm90Shape<kHeadDim>::kThreads, 1)
-    attn_paged_prefill_sm90_kernel(const __grid_constant__ PagedPrefillArgs args, const PrefillSchedule schedule) {
+    attn_paged_prefill_sm90_kernel(const __grid_constant__ PagedPrefillArgs args, const PrefillSchedule schedule,
+                                   const __grid_constant__ PrefillSplits splits) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = PrefillSm90Shape<kHeadDim>;
   extern __shared__ unsigned char shared[];
@@ -280,15 +305,16 @@ __global__ void __launch_bounds__(PrefillSm90Shape<kHeadDim>::kThreads, 1)
     barrier_init_fence();
   }
   for (int round = threadIdx.x; round < schedule.n_rounds; round += Shape::kThreads) {
-    memory.items()[round] = find_prefill_item<kHeadDim>(args, schedule, round);
+    memory.items()[round] = find_prefill_item<kHeadDim>(args, schedule, splits, round);
   }
   __syncthreads();
+  if (splits.n_blocks > 0) let_next_kernel_start();  // the merge
   if (threadIdx.x < kWarpgroup) {
     give_registers<Shape::kProducerRegisters>();
     produce<T, kHeadDim>(args, memory, schedule.n_rounds);
   } else {
     take_registers<Shape::kConsumerRegisters>();
-    consume<T, kHeadDim>(args, memory, schedule.n_rounds);
+    consume<T, kHeadDim>(args, splits, memory, schedule.n_rounds);
   }
 #endif
 }

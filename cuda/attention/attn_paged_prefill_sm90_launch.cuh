@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "attention/attn_paged_prefill_merge.cuh"
 #include "attention/attn_paged_prefill_sm90.cuh"
 #include "common/launch.cuh"
 
@@ -19,16 +20,17 @@ void launch_attn_paged_prefill_sm90(const PagedPrefillArgs& args, cudaStream_t s
   check_cuda(cudaGetDevice(&device_idx), kOp);
   check_cuda(cudaDeviceGetAttribute(&n_multiprocessors, cudaDevAttrMultiProcessorCount, device_idx), kOp);
   const int block_tokens = Shape::kRows / args.heads_per_tile;
-  const int n_parts = (args.q_tile_rows + block_tokens - 1) / block_tokens;
+  const int n_tile_blocks = (args.q_tile_rows + block_tokens - 1) / block_tokens;
+  const PrefillSplits splits = make_prefill_splits(args, block_tokens, Shape::kKeys);
   PrefillSchedule schedule{};
-  schedule.n_head_groups = args.n_heads / args.heads_per_tile;
-  schedule.n_items = args.n_tiles * n_parts * schedule.n_head_groups;
+  schedule.n_items = (args.n_tiles * n_tile_blocks + splits.n_blocks * (splits.n_splits - 1)) * splits.n_head_groups;
   // As many waves of one block a multiprocessor as it takes for their lists to hold all.
   const int wave_items = n_multiprocessors * Memory::kMaxItems;
   const int n_blocks = std::min(schedule.n_items, (schedule.n_items + wave_items - 1) / wave_items * n_multiprocessors);
   schedule.n_rounds = (schedule.n_items + n_blocks - 1) / n_blocks;
-  kernel<<<static_cast<unsigned>(n_blocks), Shape::kThreads, Memory::kBytes, stream>>>(args, schedule);
+  kernel<<<static_cast<unsigned>(n_blocks), Shape::kThreads, Memory::kBytes, stream>>>(args, schedule, splits);
   check_cuda(cudaGetLastError(), kOp);
+  if (splits.n_blocks > 0) launch_attn_paged_prefill_merge<T, kHeadDim>(args, splits, stream);
 }
 
 }  // namespace astrai

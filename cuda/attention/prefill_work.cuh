@@ -1,6 +1,7 @@
 // What one thread block of attn_paged_prefill works on, and the softmax arithmetic that all its kernels share. Whatever
-// decides the bits of a row is here: key tiles start at absolute multiples of the tile length and are taken in ascending
-// order, and a key tile that a row does not see changes nothing (weights 0, factor exactly 1).
+// decides the bits of a row is here, or in prefill_splits.cuh where its keys are split: key tiles start at absolute multiples of
+// the tile length and are taken in ascending order, and a key tile that a row does not see changes nothing (weights 0, factor
+// exactly 1).
 #pragma once
 
 #include <cstdint>

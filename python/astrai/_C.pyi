@@ -432,8 +432,22 @@ def attn_paged_prefill(
     soft_cap: float = 0.0,
     q_tile_rows: int = 0,
     lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+    splits: tuple[int, int, int] | None = None,
     stream: int | None = None,
 ) -> None: ...
+def plan_prefill_splits(
+    q_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    q_tile_rows: int,
+    n_heads: int,
+    n_kv_heads: int,
+    window: int,
+    n_multiprocessors: int,
+) -> tuple[int, int, int]: ...
+def prefill_workspace_size(
+    q_tile_rows: int, n_heads: int, n_kv_heads: int, head_dim: int, n_multiprocessors: int
+) -> int: ...
 def store_kv(
     k: Tensor,
     v: Tensor,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "astrai/tensor_view.h"
 
@@ -20,7 +21,26 @@ struct PagedPrefillTensors {
   TensorView q_tile_to_index;   // [n_tiles] int32 i: the tile is rows [i * q_tile_rows, (i + 1) * q_tile_rows) of it
   TensorView out;               // like q
   TensorView lse;               // [total_q, n_heads] float32, contiguous; data null when not asked for
+  TensorView workspace;         // [at least what the splits need] float32, contiguous; data null without splits
 };
+
+// How the keys of a launch's costliest tiles are spread over several thread blocks (Dao et al., Flash-Decoding, 2023): the
+// n_tiles last tiles of q_tile_to_batch have theirs cut into splits of at least split_len, each from the first key that a
+// row of the tile sees on and at most n_splits of a tile; the last one takes all that is left.
+struct PrefillSplitPlan {
+  int n_tiles = 0;    // 0: no tile is split
+  int n_splits = 1;   // 2 or more where tiles are split
+  int split_len = 0;  // keys; rounded up to whole tiles of the kernel
+};
+
+// Splits by which a launch of few rows over long keys fills n_multiprocessors; none where that gains nothing. Tiles are
+// taken to be of q_tile_rows rows and in the order of BatchPlan, those that see most keys last.
+// q_lens, kv_lens: [batch] of the requests that have tiles. window: 0 for all keys. The result depends on all of these, and
+// with it the last bits of a row: where they must not depend on the batch, pass no splits. O(tiles).
+PrefillSplitPlan plan_prefill_splits(const std::vector<int>& q_lens, const std::vector<int>& kv_lens, int q_tile_rows,
+                                     int n_heads, int n_kv_heads, int window, int n_multiprocessors);
+// float32 elements of a workspace that is enough for every plan of plan_prefill_splits() with these sizes.
+int64_t prefill_workspace_size(int q_tile_rows, int n_heads, int n_kv_heads, int head_dim, int n_multiprocessors);
 
 struct PagedPrefillOptions {
   bool is_causal = true;  // row i of q_len sees keys up to kv_len - q_len + i; else all kv_len of them
@@ -28,10 +48,12 @@ struct PagedPrefillOptions {
   int window = 0;         // with is_causal: the newest `window` of the keys a row may see; 0 means all
   float soft_cap = 0;     // scores become soft_cap * tanh(score / soft_cap); 0 means as they are
   int q_tile_rows = 0;    // rows of q in a tile; 0 means prefill_q_tile_rows()
+  PrefillSplitPlan splits{};
 };
 
 // Writes out, and lse = natural log of the sum of exp(score) where it is given: rows that see no key get 0 and -inf.
-// A row's result depends on its request's keys and its position alone, bit for bit: not on chunking, tiles or batch.
+// Without splits a row's result depends on its request's keys and its position alone, bit for bit: not on chunking, tiles or
+// batch. With splits it also depends, in rounding, on where its keys are cut; the same call gives the same bits.
 void attn_paged_prefill(const PagedPrefillTensors& tensors, const PagedPrefillOptions& options, void* stream);
 
 // ---- checked arguments, which the launchers work from ----
@@ -44,8 +66,11 @@ struct PagedPrefillArgs {
   const int32_t *req_to_token, *req_pool_indices, *kv_indptr, *qo_indptr, *q_tile_to_batch, *q_tile_to_index;
   int64_t q_strides[2], k_strides[2], v_strides[2], out_strides[2];  // in elements: token (slot), head
   int64_t table_stride;                                              // elements from row to row of req_to_token
+  float* workspace;                                                  // null without splits
+  int64_t workspace_size;                                            // elements
   int n_tiles, n_heads, n_kv_heads, head_dim;
   int q_tile_rows;
+  int n_split_tiles, n_splits, split_len;  // PrefillSplitPlan
   int heads_per_tile;  // query heads of one KV head whose rows share a thread block's tile
   int window;          // 2^30 for all keys
   float sm_scale, soft_cap;

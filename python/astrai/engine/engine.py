@@ -145,6 +145,7 @@ class InferenceEngine:
                 most_prefill,
                 page_size if kv_mode == "paged" else 1,
                 enable_cuda_graph,
+                splits_prefill=not batch_invariant,
             )
             kv_tokens, self.ledger = size_pool(
                 model, limits, kv_mode == "paged", kv_tokens, gpu_memory_utilization
@@ -160,6 +161,7 @@ class InferenceEngine:
                 page_size=page_size if kv_mode == "paged" else 1,
                 n_tokens=kv_tokens,
                 n_heads=config.n_heads,
+                splits_prefill=not batch_invariant,
             )
         self.cache = cache
         self._vocab_size = config.vocab_size

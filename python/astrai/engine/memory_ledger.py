@@ -1,6 +1,6 @@
 """What a GPU's memory is for, computed before the KV pool is made; nothing is tried out.
 
-    total * utilization = in use already + step + graphs + sampling + decode workspace + KV pool
+    total * utilization = in use already + step + graphs + sampling + workspaces + KV pool
 
 What is in use already holds the weights, the CUDA context and whatever others have. The rest is
 arithmetic over the model's sizes and the engine's limits, so that after the start nothing grows.
@@ -16,7 +16,7 @@ import torch
 from astrai.engine.decode_runner import N_GRAPH_KINDS, graph_sizes
 from astrai.engine.prompt_runner import max_prompt_rows, prompt_sizes
 from astrai.extension import ops
-from astrai.kvcache import max_decode_splits
+from astrai.kvcache import max_decode_splits, prefill_workspace_size
 from astrai.models.experts import is_grouped
 from astrai.sampling.device_edits import edit_list_bytes
 
@@ -46,6 +46,7 @@ class StepLimits:
     prefill_chunk: int | None  # None is without limit
     page_size: int
     has_graphs: bool
+    splits_prefill: bool = True  # see `PagePool`
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class MemoryLedger:
     graphs: int
     sampling: int
     decode_workspace: int
+    prefill_workspace: int
     request_table: int
     kv_pool: int
     kv_tokens: int
@@ -74,6 +76,7 @@ class MemoryLedger:
             "graphs": self.graphs,
             "sampling": self.sampling,
             "decode_workspace": self.decode_workspace,
+            "prefill_workspace": self.prefill_workspace,
             "request_table": self.request_table,
         }
 
@@ -167,6 +170,12 @@ def _parts(model: CausalLM, limits: StepLimits) -> dict[str, int]:
         + n_rows * edit_list_bytes(config.vocab_size, limits.max_seq_len),
         "decode_workspace": splits * config.n_heads * (config.head_dim + 2) * 4
         + n_rows * head_bytes * item,
+        "prefill_workspace": 4
+        * prefill_workspace_size(
+            config.n_heads, config.n_kv_heads, config.head_dim, model.dtype, model.device
+        )
+        if limits.splits_prefill
+        else 0,
         "request_table": 4 * (n_rows + 1) * limits.max_seq_len,
     }
 

@@ -10,7 +10,7 @@ from astrai._C import Allocator, RadixCache, ReqToTokenPool, page_hash
 from .cache import KVCache, StepBatch
 from .decode_steps import DecodeSteps, FixedStep
 from .host_staging import HostStaging
-from .pool import PagePool, max_decode_splits
+from .pool import PagePool, max_decode_splits, prefill_workspace_size
 from .row_requests import rows_as_requests
 from .storage import KVStorage
 
@@ -27,5 +27,6 @@ __all__ = [
     "StepBatch",
     "max_decode_splits",
     "page_hash",
+    "prefill_workspace_size",
     "rows_as_requests",
 ]

@@ -45,6 +45,10 @@ class KVCache:
     decode_out: Tensor | None = field(repr=False)
     # [total_q, n_heads, head_dim] in the pool's dtype: where "prefill" writes; None: it allocates.
     prefill_out: Tensor | None = field(default=None, repr=False)
+    # float32 workspace for "prefill" to spread the keys of a few rows over the device; None: a row
+    # has the same bits in every batch and chunk.
+    prefill_workspace: Tensor | None = field(default=None, repr=False)
+    n_multiprocessors: int = 1  # of the pool's device
     decode_split_indptr: Tensor | None = None  # [n_decode + 1] prefix sum of KV splits
     # The decode kernel's work, which requests that share slots share (astrai/decode_runs.h):
     # [n_decode, 4], [2] and [n_units, 2]; None when less than two requests decode.

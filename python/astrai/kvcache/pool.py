@@ -33,9 +33,11 @@ class PagePool:
     """Token slots for up to max_batch_size requests of up to max_seq_len tokens each.
 
     n_layers, n_kv_heads, head_dim: shape of one token's keys and values. n_heads: query heads;
-    only the split-KV workspace needs it, which stays None without. n_tokens None is the contiguous
+    only the split-KV workspaces need it, which stay None without. n_tokens None is the contiguous
     mode (slot = req_idx * max_seq_len + position); a number is a paged pool of that many slots in
-    pages of page_size, with prefix sharing when page_size > 1.
+    pages of page_size, with prefix sharing when page_size > 1. splits_prefill: on a GPU, steps with
+    few rows of prompts over long keys may spread them over the device, by a workspace; False keeps
+    each row's attention the same to the bit in every step.
 
     host: the bookkeeping; storage: the key and value tensors; table: req_to_token of the device;
     plan: writes the index arrays of a step.
@@ -54,6 +56,7 @@ class PagePool:
         page_size: int = 1,
         n_tokens: int | None = None,
         n_heads: int | None = None,
+        splits_prefill: bool = True,
     ) -> None:
         if max_batch_size * max_seq_len > _INT32_MAX:
             raise ValueError(
@@ -75,6 +78,11 @@ class PagePool:
         self.stack_len = _C.decode_stack_len(n_heads or n_kv_heads, n_kv_heads, head_dim)
         self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
         self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
+        self._n_multiprocessors = _n_multiprocessors(self.device)
+        self._prefill_workspace: Tensor | None = None
+        if splits_prefill and n_heads is not None:
+            n = prefill_workspace_size(n_heads, n_kv_heads, head_dim, dtype, self.device)
+            self._prefill_workspace = torch.empty(n, device=self.device) if n else None
 
         # Transactions and queries of the bookkeeping; contracts in cpp/include/astrai/page_pool.h.
         self.admit = self.host.admit
@@ -211,6 +219,8 @@ class PagePool:
             decode_o_part=decode_o_part,
             decode_ml_part=decode_ml_part,
             decode_out=decode_out,
+            prefill_workspace=self._prefill_workspace,
+            n_multiprocessors=self._n_multiprocessors,
             decode_split_indptr=section("decode_split_indptr"),
             decode_members=section("decode_members").view(-1, 4) if is_planned else None,
             decode_n_units=section("decode_n_units") if is_planned else None,
@@ -307,6 +317,27 @@ def max_decode_splits(max_batch_size: int, max_seq_len: int, n_tokens: int | Non
 def _int32(n: int, staging: HostStaging | None) -> Tensor:
     """[n] of staging, or memory of their own."""
     return torch.empty(n, dtype=torch.int32) if staging is None else staging.take(n, torch.int32)
+
+
+def prefill_workspace_size(
+    n_heads: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """float32 elements of `KVCache.prefill_workspace`; 0 where no kernel would use it."""
+    kernels = _C.compiled_instances().get("attn_paged_prefill", [])
+    if device.type != "cuda" or (str(dtype).removeprefix("torch."), head_dim) not in kernels:
+        return 0
+    q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, device)
+    return _C.prefill_workspace_size(
+        q_tile_rows, n_heads, n_kv_heads, head_dim, _n_multiprocessors(device)
+    )
+
+
+def _n_multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 without one."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 1
+    n: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return n
 
 
 def _q_tile_rows(

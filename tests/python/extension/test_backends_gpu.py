@@ -83,11 +83,62 @@ def test_a_prompts_last_token_has_the_same_bits_alone_and_behind_the_others(fill
     assert torch.equal(alone[0], at_once[-1])
 
 
-def test_a_mixed_layer_does_not_wait_for_the_device(filled_pool):
-    pool, rows, lens = filled_pool
-    mixed = pool.plan_step(rows[:2], [lens[0] - 1, 0], [1, 33], n_decode=1)
+def long_step(splits_prefill):
+    """A decoding request and chunks of 16 and 90 tokens, the first behind 20000 cached ones."""
+    sizes = (4, 20480, "cuda", torch.bfloat16, 16, 16 * 2000)
+    pool = PagePool(1, 2, 64, *sizes, n_heads=6, splits_prefill=splits_prefill)
+    generator = torch.Generator("cuda").manual_seed(0)
+    pool.k_buffer.normal_(generator=generator)
+    pool.v_buffer.normal_(generator=generator)
+    lens, starts = [700, 20016, 90], [699, 20000, 0]
+    rows = [pool.admit([30000 * i + j for j in range(n)]).req_idx for i, n in enumerate(lens)]
+    q_lens = [n - start for n, start in zip(lens, starts, strict=True)]
+    shapes = [(sum(q_lens), heads, 64) for heads in (6, 2, 2)]
+    new = [torch.randn(*s, device="cuda", generator=generator).bfloat16() for s in shapes]
+    return pool, rows, starts, q_lens, new
+
+
+def test_keys_of_few_prompt_rows_are_split_where_the_pool_has_room_for_it():
+    results = {}
+    for splits_prefill in (True, False):
+        pool, rows, starts, q_lens, (q, k, v) = long_step(splits_prefill)
+        cache = pool.plan_step(rows, starts, q_lens, n_decode=1).kv_cache
+        assert (cache.prefill_workspace is not None) == splits_prefill
+        if splits_prefill:
+            cache.prefill_workspace.fill_(float("nan"))
+        with attn_backend("cuda"):
+            results[splits_prefill] = attention(q, k, v, cache, fwd="prefill")
+        if splits_prefill:
+            assert not cache.prefill_workspace.isnan().all()
+    with attn_backend("torch_native"):
+        expected = attention(q, k, v, cache, fwd="prefill")
+
+    split, whole = results[True], results[False]
+    assert not split.isnan().any()
+    assert not torch.equal(split[1:17], whole[1:17])  # else this test has split nothing
+    assert torch.equal(split[:1], whole[:1]) and torch.equal(split[17:], whole[17:])
+    for out in results.values():
+        assert (out.double() - expected.double()).norm() < 6e-3 * expected.double().norm()
+
+
+def test_without_splits_a_row_behind_a_long_context_has_the_same_bits_alone():
+    pool, rows, starts, q_lens, (q, k, v) = long_step(splits_prefill=False)
+    together = pool.plan_step(rows, starts, q_lens, n_decode=1)
+    alone = pool.plan_step(rows[1:2], [20015], [1], n_decode=0)
+
+    with attn_backend("cuda"):
+        at_once = attention(q, k, v, together.kv_cache, fwd="prefill")
+        last = attention(q[16:17], k[16:17], v[16:17], alone.kv_cache, fwd="prefill")
+
+    assert torch.equal(last[0], at_once[16])
+
+
+@pytest.mark.parametrize("start", [0, 20000])
+def test_a_mixed_layer_does_not_wait_for_the_device(start):
+    pool, rows, _, _, _ = long_step(splits_prefill=True)
+    mixed = pool.plan_step(rows[:2], [699, start], [1, 16], n_decode=1)
     q, k, v = (
-        torch.randn(34, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2)
+        torch.randn(17, heads, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2)
     )
 
     with attn_backend("cuda"), no_device_sync():

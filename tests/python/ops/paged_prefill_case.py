@@ -27,6 +27,7 @@ class PrefillCase:
     kv_lens: list[int]
     q_tile_rows: int
     options: dict[str, Any] = field(default_factory=dict)
+    is_sorted: bool = False  # tiles in the order of `BatchPlan`, those that see most keys last
 
     def indptr(self, lens: list[int]) -> Tensor:
         return torch.tensor([0, *lens], device=self.q.device).cumsum(0).to(torch.int32)
@@ -37,8 +38,15 @@ class PrefillCase:
             for request, q_len in enumerate(self.q_lens)
             for tile in range(-(-q_len // self.q_tile_rows))
         ]
+        if self.is_sorted:
+            pairs.sort(key=lambda pair: self.n_keys(*pair))
         both = torch.tensor(pairs, dtype=torch.int32, device=self.q.device).view(-1, 2).T
         return both[0].contiguous(), both[1].contiguous()
+
+    def n_keys(self, request: int, tile: int) -> int:
+        """Keys that a row of the tile may see."""
+        q_len = self.q_lens[request]
+        return self.kv_lens[request] - q_len + min((tile + 1) * self.q_tile_rows, q_len)
 
     def run(self, **more: Any) -> Tensor:
         """The kernel's result, in an output that is NaN before."""

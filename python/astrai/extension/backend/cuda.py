@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from astrai import requirements
+from astrai import _C, requirements
 from astrai.extension import ops
 
 from .base import AttentionBackend, AttentionBackendFactory, AttentionCall
@@ -62,8 +62,10 @@ class CudaBackend(AttentionBackend):
         window: int | None = None,
         soft_cap: float | None = None,
     ) -> Tensor:
-        """Prompt rows by attn_paged_prefill, and the first n_decode rows as `fwd_decode` would:
-        a row's bits do not depend on who else is in the step."""
+        """Prompt rows by attn_paged_prefill, and the first n_decode rows as `fwd_decode` would.
+
+        Without `prefill_workspace` a row's bits do not depend on who else is in the step; with it
+        prompt rows may be attended in splits that do."""
         cache = _require_cache(kv_cache)
         n = cache.n_decode
         out = cache.prefill_out
@@ -75,6 +77,7 @@ class CudaBackend(AttentionBackend):
         if n == cache.req_pool_indices.shape[0]:
             return out
         q_tile_to_batch, q_tile_to_index, q_tile_rows = query_tiles(cache)
+        splits = _prefill_splits(cache, q.shape[1], window)
         k_cache, v_cache = layer_kv(cache, layer_id)
         if k is not None and v is not None:
             ops.store_kv(k[n:], v[n:], k_cache, v_cache, cache.out_cache_loc[n:])
@@ -94,6 +97,8 @@ class CudaBackend(AttentionBackend):
             soft_cap=soft_cap,
             q_tile_rows=q_tile_rows,
             out=out,
+            workspace=cache.prefill_workspace,
+            splits=splits,
         )
 
     def fwd_decode(
@@ -163,6 +168,29 @@ def _decode_indices(cache: KVCache, n: int) -> tuple[Tensor, Tensor]:
         cut = (cache.req_pool_indices[:n], cache.kv_indptr[: n + 1])
         cache.scratch["cuda_decode_indices"] = cut
     return cut
+
+
+def _prefill_splits(
+    cache: KVCache, n_heads: int, window: int | None
+) -> tuple[int, int, int] | None:
+    """How the keys of this step's prompt rows are spread, planned once for each window."""
+    lens, q_lens = cache.seq_lens_cpu, cache.q_lens_cpu
+    if cache.prefill_workspace is None or cache.q_tile_rows is None or lens is None:
+        return None
+    if cache.q_tile_to_batch is None or q_lens is None:  # tiles that are not in the plan's order
+        return None
+    plans: dict[int | None, tuple[int, int, int]] = cache.scratch.setdefault("cuda_splits", {})
+    if window not in plans:
+        plans[window] = _C.plan_prefill_splits(
+            q_lens[cache.n_decode :],
+            lens[cache.n_decode :],
+            cache.q_tile_rows,
+            n_heads,
+            cache.k_buffer.shape[2],
+            window or 0,
+            cache.n_multiprocessors,
+        )
+    return plans[window]
 
 
 def query_tiles(cache: KVCache) -> tuple[Tensor, Tensor, int | None]:

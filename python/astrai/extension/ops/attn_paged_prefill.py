@@ -27,6 +27,8 @@ def attn_paged_prefill(
     q_tile_rows: int | None = None,
     out: Tensor | None = None,
     lse: Tensor | None = None,
+    workspace: Tensor | None = None,
+    splits: tuple[int, int, int] | None = None,
 ) -> Tensor:
     """Attend the packed new rows of every request over its paged KV.
 
@@ -42,10 +44,14 @@ def attn_paged_prefill(
     the newest keys a row sees. soft_cap: scores become soft_cap * tanh(score / soft_cap).
     q_tile_rows: None means `_C.prefill_q_tile_rows(...)`. out: like q, allocated when None. lse:
     float32 [total_q, n_heads], filled with the natural log of the sum of exp(score).
+    splits: (n_tiles, n_splits, split_len) of `_C.plan_prefill_splits`: the keys of the n_tiles last
+    tiles are cut into up to n_splits splits of at least split_len, which different thread blocks
+    attend. They need workspace: float32, `_C.prefill_workspace_size(...)` elements, overwritten.
 
     Returns out. A row that sees no key is 0 with lse -inf; rows of q that no tile covers are not
-    written. A row's bits depend on its request's keys and its position alone: not on the batch, on
-    tiles or on how the prompt was cut into chunks. Runs on the current stream. No autograd.
+    written. Without splits a row's bits depend on its request's keys and its position alone: not
+    on the batch, on tiles or on how the prompt was cut into chunks; splits change its rounding.
+    Runs on the current stream. No autograd.
     Raises KernelUnavailableError when no kernel was built for (dtype, head_dim), ValueError for
     shapes, strides, devices or options that do not fit.
     Dao, FlashAttention-2, 2023; Shah et al., FlashAttention-3, 2024.
@@ -74,5 +80,7 @@ def attn_paged_prefill(
         soft_cap or 0.0,
         q_tile_rows or 0,
         lse,
+        workspace,
+        splits,
     )
     return out
