@@ -214,7 +214,7 @@ bool SchedulingState::leaves_headroom() const {
 // Whether the next steps compute so much of the beginning of this queued prompt, for one that came before, that to wait for
 // it is less work than to compute it again beside it.
 bool SchedulingState::soon_finds_more(const Task& task) const {
-  if (prefill_chunk_ == 0) return false;
+  if (prefill_chunk_ == 0 || pool_->is_contiguous() || pool_->page_size() == 1) return false;
   const int64_t gain = std::max<int64_t>(pool_->page_size(), prefill_chunk_ / 2);
   return std::any_of(running_.begin(), running_.end(), [&](const Task* other) {
     const int64_t end = other->n_written + gain;

@@ -104,7 +104,8 @@ class InferenceEngine:
             ("kv_tokens", kv_tokens, 1),
             ("prefill_chunk", prefill_chunk, 0),
         ):
-            if value is not None and value != "auto":
+            is_auto = name == "prefill_chunk" and value == "auto"
+            if value is not None and not is_auto:
                 check_integer(name, value, low)
         if itl_target_ms is not None and not 0 < itl_target_ms < math.inf:
             raise ValueError(

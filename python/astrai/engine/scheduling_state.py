@@ -117,6 +117,10 @@ class SchedulingState(Generic[T]):
         if not isinstance(prefill_chunk, PrefillChunk):
             prefill_chunk = PrefillChunk.fixed(prefill_chunk)
         self._prefill_chunk = prefill_chunk
+        # Tokens of a common beginning; None where nobody finds what another has written.
+        self._worth_waiting_for: int | None = None
+        if self._prefill_chunk is not None and pool.page_size > 1 and not pool.contiguous:
+            self._worth_waiting_for = max(pool.page_size, self._prefill_chunk.least // 2)
         self._pace = pace
         self._rope_switch_len = rope_switch_len
         self._is_batch_invariant = is_batch_invariant
@@ -124,6 +128,7 @@ class SchedulingState(Generic[T]):
         self.running: list[T] = []
         self._leaving: list[T] = []  # finished, still holding a row
         self._selections: dict[Any, Any] = {}  # one object for equal ones: groups compare by id
+        self._alike: tuple[tuple[str, str], int] = ("", ""), 0  # tokens that two tasks begin with
         self._has_new_room = True  # False while the head of the queue is known not to fit
         self._admitted: list[T] = []  # for the first time, by the plan that is being made
         self.n_preemptions = 0
@@ -205,9 +210,10 @@ class SchedulingState(Generic[T]):
         its draws as pending from here on, so it must be run."""
         self.cleanup()
         out_of_room = self._switch_keys()
-        budget = self._prefill_budget()
-        refused = self._refill(budget)
-        chunks = self._prefill(budget)
+        prefilling = [task for task in self.running if task.n_planned < task.n_prefill]
+        budget = self._prefill_budget(prefilling)
+        refused = self._refill(prefilling, budget)
+        chunks = self._prefill(prefilling, budget)
         decoding, starved = self._decode()
         out_of_room += starved
         work = [(task, 1) for task in self.running if task.replays]
@@ -235,29 +241,33 @@ class SchedulingState(Generic[T]):
             self._give_back(task)
         self._leaving.clear()
 
-    def _prefill_budget(self) -> PrefillBudget | None:
-        """What the next step may compute of prompts, None for all there is. What the prefix tree
-        holds of a queued prompt is not known before it is admitted: all of it counts as waiting."""
+    def _prefill_budget(self, prefilling: list[T]) -> PrefillBudget | None:
+        """What the next step may compute of prompts, None for all there is. Queued prompts count as
+        far as they can come in now, and with all their tokens: what the prefix tree holds of them
+        is not known before."""
         if self._prefill_chunk is None:
             return None
-        admitted = [max(0, task.n_prefill - task.n_planned) for task in self.running]
-        queued = (len(task.token_ids) for task in self.waiting)
-        return self._prefill_chunk.budget(
-            itertools.chain(admitted, queued), is_awaited=0 in admitted
+        n_rows = self._pool.n_free_rows if self._has_new_room else 0
+        uncomputed = itertools.chain(
+            (task.n_prefill - task.n_planned for task in prefilling),
+            (len(task.token_ids) for task in itertools.islice(self.waiting, n_rows)),
         )
+        return self._prefill_chunk.budget(uncomputed, len(prefilling) < len(self.running))
 
-    def _refill(self, budget: PrefillBudget | None) -> list[tuple[T, str]]:
+    def _refill(self, prefilling: list[T], budget: PrefillBudget | None) -> list[tuple[T, str]]:
         """Admit from the head of the queue while there is room, and while the next step could
         compute something of the prompt: one that came in earlier could not, and would miss the
         pages that those before it write until then. FIFO: a head that does not fit now keeps those
-        behind it waiting, so that it cannot starve. budget: of the step's prompts."""
+        behind it waiting, so that it cannot starve. prefilling: tasks whose prompt is not planned
+        to its end; those that come in join them. budget: of the step's prompts."""
         refused: list[tuple[T, str]] = []
-        n_uncomputed = sum([max(0, task.n_prefill - task.n_planned) for task in self.running])
+        n_uncomputed = sum([task.n_prefill - task.n_planned for task in prefilling])
+        writing = self._writing(self.running) if self.waiting else []
         while self.waiting and self._has_new_room and self._pool.n_free_rows > 0:
             if budget is not None and n_uncomputed >= budget.n_tokens:
                 break
             task = self.waiting[0]
-            if self._soon_finds_more(task):
+            if self._soon_finds_more(task, writing):
                 break
             try:
                 admission = self._admit(task)
@@ -281,25 +291,44 @@ class SchedulingState(Generic[T]):
                 break
             self.waiting.popleft()
             self._activate(task, admission)
+            prefilling.append(task)
+            writing += self._writing([task])
             n_uncomputed += task.n_prefill - task.n_planned
         return refused
 
-    def _soon_finds_more(self, task: T) -> bool:
-        """Whether the next steps compute so much of the beginning of this queued prompt, for one
-        that came before, that to wait for it is less work than to compute it again beside it."""
-        chunk = self._prefill_chunk
-        if chunk is None:
+    def _writing(self, tasks: list[T]) -> list[T]:
+        """Those with so much of their prompt unwritten that to wait for it can be worth it."""
+        least = self._worth_waiting_for
+        return [] if least is None else [t for t in tasks if t.n_prefill - t.n_written >= least]
+
+    def _soon_finds_more(self, task: T, writing: list[T]) -> bool:
+        """Whether the next steps compute so much of the beginning of this queued prompt, for one of
+        `writing`, that to wait for it is less work than to compute it again beside it."""
+        least = self._worth_waiting_for
+        if least is None or not writing:
             return False
-        for other in self.running:
-            end = other.n_written + max(self._pool.page_size, chunk.least // 2)
-            if (
-                end <= min(other.n_prefill, len(task.token_ids) - 1)
-                and task.token_ids[end - 1] == other.token_ids[end - 1]
-                and task.token_ids[:end] == other.token_ids[:end]
-                and self._namespace(task) == self._namespace(other)
-            ):
-                return True
-        return False
+        most = self._prefill_len(task) - 1  # the last token is computed in any case
+        namespace = self._namespace(task)
+        return any(
+            (end := other.n_written + least) <= min(other.n_prefill, most)
+            and self._begin_alike(task, other, end)
+            and self._namespace(other) == namespace
+            for other in writing
+        )
+
+    def _begin_alike(self, task: T, other: T, end: int) -> bool:
+        """Have both the same first tokens? What is known of the last pair is not compared again:
+        one long prompt may wait for another through many plans."""
+        ours, theirs = task.token_ids, other.token_ids
+        if ours[end - 1] != theirs[end - 1]:
+            return False
+        pair, begin = self._alike
+        if pair != (task.task_id, other.task_id):
+            begin = 0
+        if ours[begin:end] != theirs[begin:end]:
+            return False
+        self._alike = (task.task_id, other.task_id), end
+        return True
 
     def _leaves_headroom(self) -> bool:
         """True when every running task could still get a page: admitting a task only to preempt
@@ -386,16 +415,14 @@ class SchedulingState(Generic[T]):
                 self._place(task, admission)
         return out_of_room
 
-    def _prefill(self, budget: PrefillBudget | None) -> list[tuple[T, int]]:
-        """Chunks for the tasks whose prompt is not written yet, oldest first, under the budget."""
+    def _prefill(self, prefilling: list[T], budget: PrefillBudget | None) -> list[tuple[T, int]]:
+        """Chunks for the tasks whose prompt is not planned to its end, oldest first."""
         pace = self._pace
         chunks: list[tuple[T, int]] = []
         if pace is not None:
             pace.begin_step([task.n_planned for task in self.running if task.decodes])
-        for task in self.running:
+        for task in prefilling:
             q_len = task.n_prefill - task.n_planned
-            if q_len <= 0:
-                continue
             if budget is not None:
                 q_len = budget.most(task.n_planned, q_len)
             if pace is not None:

@@ -376,6 +376,8 @@ def test_an_engine_without_tokenizer_takes_token_ids() -> None:
         {"max_seq_len": 1000},
         {"max_seq_len": 1},
         {"max_seq_len": "5"},
+        {"max_seq_len": "auto"},
+        {"prefill_chunk": "5"},
         {"kv_mode": "x"},
         {"max_batch_size": 0},
         {"max_batch_size": 2.5},

@@ -306,10 +306,47 @@ def test_a_pool_without_room_for_the_next_tokens_is_not_planned_ahead() -> None:
     assert seen == [True, True, True, True, True, False]
 
 
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("pool", [(8, 64), (8, 64, 1, 512)], ids=["contiguous", "page of one"])
+def test_equal_prompts_do_not_wait_where_nothing_is_shared(
+    pool: tuple[int, ...], is_ahead: bool
+) -> None:
+    n_steps = []
+    for prompts in ([[5] * 6] * 8, [[i] * 6 for i in range(8)]):
+        simulator = Simulator(_C.PagePool(*pool), 0, 8)
+        simulator.is_ahead = is_ahead
+        for prompt_ids in prompts:
+            simulator.submit(prompt_ids, n_wanted=1, knows_end=True)
+        n_steps.append(simulator.run())
+    assert n_steps[0] == n_steps[1]
+
+
+def test_prompts_that_cannot_come_in_make_no_larger_chunks() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 512), 0, PrefillChunk(4, 24))
+    simulator.submit([7] * 3, n_wanted=60)
+    simulator.step()
+    for i in range(60):
+        simulator.submit([i % 7, i // 7, 1, 2] * 10, n_wanted=1)
+    assert max(prompt_tokens(simulator.step()) for _ in range(20)) == 4
+
+
+def test_a_prompt_does_not_wait_for_pages_of_another_namespace() -> None:
+    simulator = Simulator(_C.PagePool(4, 64, 4, 512), 0, 8)
+    simulator.submit([5] * 30, n_wanted=1)
+    simulator.step()
+    simulator.step()
+    simulator.step()
+    other = simulator.submit([5] * 30, n_wanted=1, namespace="other")
+    simulator.step()
+    assert other.n_planned > 0
+    simulator.run()
+    simulator.check_outputs()
+
+
 def test_more_waiting_prompts_make_larger_chunks() -> None:
     """Between the bounds a quarter of what waits, of which a long prompt is no more than the lower
     bound; all that a step may hold while nobody waits for a next token."""
-    simulator = Simulator(_C.PagePool(8, 64, 4, 512), 0, PrefillChunk(4, 24))
+    simulator = Simulator(_C.PagePool(64, 64, 4, 4096), 0, PrefillChunk(4, 24))
     simulator.submit([7] * 30, n_wanted=40)
     assert [prompt_tokens(simulator.step()) for _ in range(2)] == [24, 6]
     left = [48] + [6] * 40
@@ -320,7 +357,7 @@ def test_more_waiting_prompts_make_larger_chunks() -> None:
         most = min(24, max(4, sum(min(n, 4) for n in left) // 4))
         sizes.append(prompt_tokens(simulator.step()))
         assert sizes[-1] <= most
-        assert sizes[-1] == most or simulator.pool.n_free_rows == 0 or sum(left) < most
+        assert sizes[-1] == most or sum(left) < most
         n = sizes[-1]
         while n:
             taken = min(n, left[0])
