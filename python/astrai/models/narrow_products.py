@@ -15,6 +15,7 @@ __all__ = ["most_gated_rows", "most_product_rows", "narrow_gate", "narrow_produc
 
 _FEWEST_ROWS = 17  # below, a decoder layer's products are those of `ops.skinny_linear`
 _MOST_ROWS = 192
+_MOST_ROWS_LARGE = 128
 _LARGE_BYTES = 32 << 20  # of a weight whose reading outlasts a launch by far
 _LEAST_BYTES = 4 << 20  # of the smallest weight that was measured
 
@@ -46,22 +47,23 @@ def narrow_gate(
 
 
 def most_product_rows(n_out: int, n_in: int) -> int:
-    """Up to how many rows `narrow_product` takes; 0 for none. Long rows of a weight with few of
-    them are what the library cuts badly."""
+    """Up to how many rows `narrow_product` takes; 0 for none. Decided by the layer: a product that
+    is no faster alone may start while the kernel before it ends. Much wider weights were not
+    measured, or are heads."""
     n_bytes = 2 * n_out * n_in
-    if n_bytes < _LARGE_BYTES:
-        return 192 if n_in >= 2 * n_out and n_bytes >= _LEAST_BYTES else 0
-    if n_in >= n_out:
-        return 96
-    return 64 if 2 * n_in >= n_out else 0
+    widest = 4 * n_in if n_bytes < _LARGE_BYTES else 2 * n_in
+    return _most_rows(n_bytes) if n_out <= widest else 0
 
 
 def most_gated_rows(n_products: int, n_in: int) -> int:
     """Up to how many rows `narrow_gate` takes."""
-    n_bytes = 2 * n_products * n_in
-    if n_bytes >= _LARGE_BYTES:
-        return 128
-    return 64 if n_bytes >= _LEAST_BYTES else 0
+    return _most_rows(2 * n_products * n_in)
+
+
+def _most_rows(n_bytes: int) -> int:
+    if n_bytes < _LEAST_BYTES:
+        return 0
+    return _MOST_ROWS if n_bytes < _LARGE_BYTES else _MOST_ROWS_LARGE
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, n_out: int) -> bool:
