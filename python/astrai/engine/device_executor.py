@@ -297,13 +297,13 @@ class LaunchedRows:
         faulty_rows = frozenset[int]()
         if flags.any():
             faulty_rows = frozenset(flags.nonzero().flatten().tolist())
-        completed_rows, grammar_errors = self._sampler.note(self._plan, token_ids, faulty_rows)
+        completed_rows, errors = self._sampler.note(self._plan, token_ids, faulty_rows)
         logprobs = None
         if self._plan.n_top is not None and self._tops is not None:
             logprobs = token_logprobs(
                 self._plan.n_top, token_ids, *(part.tolist() for part in self._tops)
             )
-        return SampledRows(token_ids, faulty_rows, logprobs, completed_rows, grammar_errors)
+        return SampledRows(token_ids, faulty_rows, logprobs, completed_rows, errors)
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Its copy, on its way."""

@@ -47,19 +47,28 @@ class RequestLimits:
         return max_tokens
 
     def stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        return params.stop_token_ids + (() if params.ignore_eos else self.end_ids)
+        """The ids that end this text, each once."""
+        end_ids = () if params.ignore_eos else self.end_ids
+        return tuple(dict.fromkeys((*params.stop_token_ids, *end_ids)))
 
     def _check_edits(self, params: SamplingParams, n_prompt: int, max_tokens: int) -> None:
-        if self.max_edits is None or not params.logit_bias:
+        if self.max_edits is None:
             return
-        n = LogitEdits.most(params, n_prompt, len(self.stop_ids(params)), max_tokens)
-        if n > self.max_edits:
-            n_fitting = len(params.logit_bias) - (n - self.max_edits)
-            raise RequestError(
-                f"logit_bias has {len(params.logit_bias)} tokens; this engine takes "
-                f"{n_fitting} for a request of this length and these penalties",
-                param="logit_bias",
-            )
+        n_masked = len(self.stop_ids(params)) if params.min_tokens else 0
+        n_over = LogitEdits.most(params, n_prompt, n_masked, max_tokens) - self.max_edits
+        if n_over <= 0:
+            return
+        # Penalties alone fit, so that it is the bias or the mask; whichever is larger is told.
+        param, n = "logit_bias", len(params.logit_bias or ())
+        name = param
+        if n_masked > n:
+            param, n = "stop_token_ids", n_masked
+            name = "stop_token_ids, which min_tokens masks together with the model's own end ids,"
+        raise RequestError(
+            f"{name} has {n} tokens; this engine takes {max(0, n - n_over)} for a request of this "
+            "length and these penalties",
+            param=param,
+        )
 
     def _check_prompt(self, prompt_ids: list[int]) -> None:
         if not prompt_ids:

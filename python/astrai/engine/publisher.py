@@ -78,7 +78,7 @@ class Publisher:
         tasks, token_ids = group.tasks, sampled.token_ids
         first_tokens: list[EngineTask] = []
         gone = {i for i, task in enumerate(tasks) if task.status is TaskStatus.FINISHED}
-        faulty = (sampled.faulty_rows | sampled.grammar_errors.keys()) - gone
+        faulty = (sampled.faulty_rows | sampled.errors.keys()) - gone
         sound = range(group.n_sampled)
         if faulty or gone:
             sound = [i for i in sound if i not in faulty and i not in gone]  # type: ignore[assignment]
@@ -123,7 +123,7 @@ class Publisher:
             if task.status is not TaskStatus.FINISHED:
                 self.end(task, "stop")
         for i in sorted(faulty):
-            error = sampled.grammar_errors.get(i, _fault_of(tasks[i]))
+            error = sampled.errors.get(i, _fault_of(tasks[i]))
             self.end(tasks[i], "error", error=error, keep_pages=False)
         for i in sound:
             task = tasks[i]

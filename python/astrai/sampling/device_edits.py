@@ -58,8 +58,9 @@ class DeviceEdits:
     ) -> None:
         """Have in list `row` what the next draw of a request needs, which has drawn n_generated
         tokens and draws one. staging: see `DeviceSampler.plan`. Raises RuntimeError where the list
-        is not there and the host does not know all these tokens."""
-        if self._held[row] != (edit, n_generated):
+        is not there and the host does not know all these tokens, or they are more than fit."""
+        held, self._held[row] = self._held[row], (None, 0)  # nobody's, should it end half sent
+        if held != (edit, n_generated):
             self._send(row, edit, n_generated, staging)
         elif n_generated == edit.min_tokens and len(edit.masked_ids):
             _, bias, _ = _entries_of(edit, n_generated)
@@ -76,7 +77,12 @@ class DeviceEdits:
                 f"the host knows {edit.n_generated}"
             )
         ids, bias, counts = _entries_of(edit, n_generated)
-        n = len(ids)
+        n, capacity = len(ids), self._ids.shape[1]
+        if n > capacity:
+            raise RuntimeError(
+                f"DeviceEdits: row {row} has a request that changes {n} logits; a list holds "
+                f"{capacity}"
+            )
         penalties = np.array([edit.repetition, edit.frequency, edit.presence], np.float32)
         columns = (np.array([n], np.int32), penalties, ids, bias, counts)
         places = (

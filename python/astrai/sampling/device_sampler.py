@@ -8,8 +8,9 @@ included; grammars and log-probabilities have their own launches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ __all__ = [
     "token_logprobs",
 ]
 
+_log = logging.getLogger(__name__)
+
 WORDS_PER_ROW = 9  # int32 words of a row's parameters
 _MAX_NARROW_TOP_K = 512  # of `ops.sample`: up to here the candidates of a row fit one thread block
 
@@ -48,6 +51,7 @@ class RowPlan:
     edits: list[tuple[int, LogitEdits]]  # rows with edits
     n_top: list[int | None] | None  # [n_rows] alternatives asked for; None when no row asks
     masked_rows: list[int]  # rows that follow a grammar
+    errors: Mapping[int, str] = field(default_factory=dict)  # rows whose edits cannot be made ready
 
     @property
     def is_plain(self) -> bool:
@@ -142,9 +146,10 @@ class DeviceSampler(Sampler):
     ) -> RowPlan:
         """Write the parameters of these slots to words [WORDS_PER_ROW * n_padded], which travel to
         the device, and count one token more for each. pool_rows: of the requests, where their
-        lists of edits are made ready on the current stream. Padding rows take the best token.
-        staging: takes what travels beside words, and must not be reset before it has arrived;
-        None waits for the copies."""
+        lists of edits are made ready on the current stream; what is raised there is an error of
+        its row alone, which draws without. Padding rows take the best token. staging: takes what
+        travels beside words, and must not be reset before it has arrived; None waits for the
+        copies."""
         n = len(slots)
         n_padded = n if n_padded is None else n_padded
         at = np.asarray(slots, np.intp)
@@ -167,12 +172,18 @@ class DeviceSampler(Sampler):
         top_k[n:] = 1
         edit_rows[:] = -1
         edits: list[tuple[int, LogitEdits]] = []
+        errors: dict[int, str] = {}
         if any_flag & EDITED:
             for row in np.flatnonzero(flags & EDITED).tolist():
                 slot, pool_row = slots[row], pool_rows[row]
-                edits.append((row, self._edits[slot]))
-                n_drawn = int(self._position[slot])
-                self._lists.prepare(pool_row, self._edits[slot], n_drawn, staging)
+                edit, n_drawn = self._edits[slot], int(self._position[slot])
+                try:
+                    self._lists.prepare(pool_row, edit, n_drawn, staging)
+                except Exception as error:
+                    _log.warning("the edits of a request cannot be made ready", exc_info=True)
+                    errors[row] = f"its logits cannot be edited: {error}"
+                    continue
+                edits.append((row, edit))
                 edit_rows[row] = pool_row
         self._position[at] += 1
         n_top: list[int | None] | None = None
@@ -188,6 +199,7 @@ class DeviceSampler(Sampler):
             edits,
             n_top,
             masked_rows,
+            errors,
         )
 
     def draw(
@@ -239,16 +251,18 @@ class DeviceSampler(Sampler):
     def note(
         self, plan: RowPlan, token_ids: Sequence[int], faulty_rows: frozenset[int]
     ) -> tuple[frozenset[int], dict[int, str]]:
-        """Tell edits and grammars what was drawn: (completed rows, grammar errors by row). Rows
-        whose request has left its slot since are passed over."""
+        """Tell edits and grammars what was drawn: (completed rows, errors by row). Rows whose
+        request has left its slot since are passed over."""
         for row, edit in plan.edits:
             if row not in faulty_rows:
                 edit.count(token_ids[row])
         if not plan.masked_rows:
-            return frozenset(), {}
+            return frozenset(), dict(plan.errors)
         is_there = self._generation[np.asarray(plan.slots, np.intp)] == plan.generations
-        rows = [row for row in plan.masked_rows if is_there[row] and row not in faulty_rows]
-        return self._advance(rows, plan.slots, token_ids)
+        ending = faulty_rows | plan.errors.keys()
+        rows = [row for row in plan.masked_rows if is_there[row] and row not in ending]
+        completed_rows, errors = self._advance(rows, plan.slots, token_ids)
+        return completed_rows, {**errors, **plan.errors}
 
     def add(
         self,

@@ -33,7 +33,8 @@ class LogitEdits:
         bias = params.logit_bias or {}
         self.bias_ids = np.fromiter(bias.keys(), np.int64, len(bias))
         self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
-        self.masked_ids = np.array(sorted(end_ids), np.int64) if params.min_tokens else _NO_IDS
+        masked_ids = sorted(set(end_ids)) if params.min_tokens else []
+        self.masked_ids = np.array(masked_ids, np.int64)  # each once
         self.min_tokens = params.min_tokens
         self.repetition = params.repetition_penalty
         self.frequency = params.frequency_penalty
@@ -74,9 +75,6 @@ class LogitEdits:
     def seen(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Distinct tokens seen and how often each was generated: two views of equal length."""
         return self._ids[: len(self._index)], self._counts[: len(self._index)]
-
-
-_NO_IDS = np.empty(0, np.int64)
 
 
 def apply_edits(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[LogitEdits]) -> None:

@@ -38,13 +38,13 @@ RANDOM, EDITED, LOGPROBS, MASKED = 1, 2, 4, 8  # bits of Sampler._flags
 class SampledRows:
     """One step's draw. faulty_rows: rows whose logits hold NaN or have no finite maximum; their
     ids mean nothing. completed_rows: rows whose grammar admits nothing after this token.
-    grammar_errors: rows whose grammar cannot be followed, with the reason."""
+    errors: rows that cannot go on, as their grammar cannot be followed, with the reason."""
 
     token_ids: list[int]  # [n]
     faulty_rows: frozenset[int]
     logprobs: list[TokenLogprob | None] | None  # [n], None when no row asks
     completed_rows: frozenset[int] = frozenset()
-    grammar_errors: Mapping[int, str] = field(default_factory=dict)
+    errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class Sampler:
@@ -153,12 +153,12 @@ class Sampler:
         if logprob_rows:
             logprobs = self._logprobs(raw_logprobs, logprob_rows, at, sampled)
         completed_rows: frozenset[int] = frozenset()
-        grammar_errors: dict[int, str] = {}
+        errors: dict[int, str] = {}
         if masked_rows:
-            completed_rows, grammar_errors = self._advance(
+            completed_rows, errors = self._advance(
                 [row for row in masked_rows if row not in faulty_rows], slots, sampled
             )
-        return SampledRows(sampled, faulty_rows, logprobs, completed_rows, grammar_errors)
+        return SampledRows(sampled, faulty_rows, logprobs, completed_rows, errors)
 
     def _advance(
         self, rows: list[int], slots: Sequence[int], sampled: Sequence[int]

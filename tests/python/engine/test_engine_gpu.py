@@ -9,18 +9,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
+from astrai.engine.limits import RequestLimits
 from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.config import ModelConfig
 from astrai.models.experts_config import ExpertsConfig
 from astrai.models.random_weights import RandomWeights
-from astrai.sampling import SamplingParams
+from astrai.sampling import SamplingParams, device_sampler
 from device_sync import no_device_sync
 
 pytestmark = pytest.mark.gpu
@@ -221,6 +223,37 @@ def test_a_fault_in_one_request_ends_it_alone(model: CausalLM) -> None:
     assert reasons.pop(4) == "error" and set(reasons) == {"length"}
     assert all(len(ids) == 20 for i, ids in enumerate(token_ids) if i != 4)
     assert len(again[0]) == 3
+
+
+def test_stop_ids_that_are_given_twice_are_masked_and_then_end_the_text(model: CausalLM) -> None:
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=30,
+        min_tokens=20,
+        stop_token_ids=(7, 7, 5),
+        logit_bias={5: 100, 7: 99},  # drawn as soon as they may be
+    )
+    with engine_of(model, end_ids=(5,)) as engine:
+        requests = prompts_with(params) + prompts_with(replace(params, repetition_penalty=1.1))
+        token_ids, last = run_all(engine, requests)
+    assert {event.finish_reason for event in last} == {"stop"}
+    assert all(len(ids) == 21 and {5, 7}.isdisjoint(ids[:20]) for ids in token_ids)
+
+
+def test_edits_that_cannot_be_made_ready_end_their_request_alone(
+    model: CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_sampler, "edit_capacity", lambda *_: 16)
+    monkeypatch.setattr(RequestLimits, "_check_edits", lambda *_: None)
+    with engine_of(model) as engine:
+        requests = prompts_with(greedy(20, logit_bias={5: 2.0}))
+        requests[4] = GenerationRequest(PROMPTS[4], greedy(20, repetition_penalty=1.1))
+        token_ids, last = run_all(engine, requests)
+        assert engine.client.is_healthy()
+    failed = last.pop(4)
+    assert failed.finish_reason == "error" and "a list holds 16" in (failed.error or "")
+    assert {event.finish_reason for event in last} == {"length"}
+    assert all(len(ids) == 20 for i, ids in enumerate(token_ids) if i != 4)
 
 
 def test_stops_cancels_and_a_tight_pool_leave_no_page_behind(model: CausalLM) -> None:

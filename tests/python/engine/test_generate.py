@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
@@ -495,3 +496,26 @@ def test_a_bias_of_more_tokens_than_fit_is_refused_and_the_most_that_fit_are_ser
         assert caught.value.param == "logit_bias"
         with pytest.raises(RequestError, match="has 6 tokens; this engine takes 5 "):
             generate(6, presence_penalty=0.5)
+
+
+def test_stop_ids_count_once_and_only_as_many_as_fit_can_be_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Sampler, "max_edits", 12)
+    with toy_engine() as engine:
+
+        def generate(stop_ids: Iterable[int], **options: Any) -> None:
+            engine.generate(
+                [5, 6, 7], max_tokens=4, stop_token_ids=[*stop_ids], temperature=0.0, **options
+            )
+
+        generate(range(30))  # nothing is masked
+        generate([*range(11), *range(11), END_ID], min_tokens=1)
+        generate(range(4), min_tokens=1, repetition_penalty=1.1)
+        with pytest.raises(RequestError, match="has 13 tokens; this engine takes 12") as caught:
+            generate(range(12), min_tokens=1)
+        assert caught.value.param == "stop_token_ids"
+        with pytest.raises(RequestError, match="has 6 tokens; this engine takes 5 "):
+            generate(range(5), min_tokens=1, repetition_penalty=1.1)
+        with pytest.raises(RequestError, match="logit_bias has 12 tokens; this engine takes 11"):
+            generate([], min_tokens=1, logit_bias=dict.fromkeys(range(12), 1.0))

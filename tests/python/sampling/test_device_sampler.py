@@ -51,7 +51,7 @@ class Text:
     def __init__(self, rng: random.Random) -> None:
         self.params = random_params(rng)
         prompt_ids = [rng.randrange(20) for _ in range(9)]
-        self.edit = LogitEdits(self.params, prompt_ids, (1, 3, 4))
+        self.edit = LogitEdits(self.params, prompt_ids, rng.choice([(1, 3, 4), (4, 1, 3, 1, 1)]))
         self.row = -1
         self.n_drawn = 0
         self.unheard: list[int] = []  # drawn, and not known to the host
@@ -115,6 +115,20 @@ def test_a_list_that_the_host_cannot_know_is_not_sent() -> None:
         lists.prepare(1, edit, 2)
 
 
+def test_a_list_that_is_too_long_is_not_sent_in_part() -> None:
+    lists = DeviceEdits(2, 4, torch.device("cpu"))
+    fitting, too_long = (
+        LogitEdits(SamplingParams(presence_penalty=1.0, logit_bias=dict.fromkeys(ids, 2.0)), [], ())
+        for ids in (range(3, 5), range(5, 10))
+    )
+    lists.prepare(1, fitting, 0)
+    with pytest.raises(RuntimeError, match="changes 5 logits; a list holds 4"):
+        lists.prepare(1, too_long, 0)
+    lists.prepare(1, fitting, 0)
+    found = edited(torch.zeros(1, 12), lists.of(torch.tensor([1], dtype=torch.int32)))
+    assert found[0].nonzero().flatten().tolist() == [3, 4]
+
+
 def test_the_capacity_holds_the_longest_text_and_some_bias() -> None:
     assert edit_capacity(128256, 8192) == 8192 + 1024
     assert edit_capacity(700, 8192) == 700
@@ -129,11 +143,11 @@ def test_the_capacity_holds_the_longest_text_and_some_bias() -> None:
 class _HostSampler(DeviceSampler):
     """Without the workspace, which needs a build with CUDA."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = VOCAB_SIZE) -> None:
         Sampler.__init__(self, VOCAB_SIZE)
         self._generation = np.zeros(64, np.int64)
         self._device = torch.device("cpu")
-        self._lists = DeviceEdits(8, VOCAB_SIZE, self._device)
+        self._lists = DeviceEdits(8, capacity, self._device)
 
 
 def test_parameters_arrive_in_their_columns_and_padding_rows_are_greedy() -> None:
@@ -169,6 +183,21 @@ def test_only_rows_that_ask_make_a_step_more_than_plain() -> None:
     plan = sampler.plan([biased, plain], [5, 0], words)
     assert plan.is_plain and [row for row, _ in plan.edits] == [0]
     assert RowParams.of(torch.from_numpy(words)).edit_rows.tolist() == [5, -1]
+
+
+def test_edits_that_cannot_be_made_ready_are_an_error_of_their_row_alone() -> None:
+    sampler = _HostSampler(capacity=4)
+    biases = ({1: 2.0}, dict.fromkeys(range(5), 1.0), {7: 1.0})
+    slots = [sampler.add(SamplingParams(logit_bias=bias)) for bias in biases]
+    words = np.empty(WORDS_PER_ROW * 3, np.int32)
+
+    plan = sampler.plan(slots, [5, 0, 2], words)
+    completed_rows, errors = sampler.note(plan, [4, 4, 4], frozenset())
+
+    assert RowParams.of(torch.from_numpy(words)).edit_rows.tolist() == [5, -1, 2]
+    assert not completed_rows and errors.keys() == {1}
+    assert "changes 5 logits; a list holds 4" in errors[1]
+    assert [sampler._edits[slot].n_generated for slot in slots] == [1, 0, 1]
 
 
 def test_masks_travel_for_the_rows_that_follow_a_grammar() -> None:
