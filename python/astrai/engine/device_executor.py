@@ -129,8 +129,10 @@ class DeviceExecutor:
         return 2 * 4 * n_words + (1 << 17)
 
     def _capture_graphs(self) -> None:
-        """Capture every number of rows now, so that no request waits for it. Largest first: the
-        others then fit into its memory. The steps have padding rows alone."""
+        """Capture what most steps need for every number of rows now, so that no request waits for
+        it. Steps of requests that share slots, and those up to the logits, are captured where one
+        comes first. Largest first: the others then fit into its memory. The steps have padding
+        rows alone."""
         selection = Selection(None, "automatic")
         if not self._has_fixed_decode(selection):
             return
@@ -191,7 +193,7 @@ class DeviceExecutor:
         """Logits of rows indices of a step that has chunks of prompts, or decodes one by one."""
         fwd = "decode" if batch.is_decode else "prefill"
         prompts = self._prompts
-        if prompts is None or batch.is_decode or len(batch.input_ids) > prompts.max_tokens:
+        if prompts is None or not prompts.takes(batch):
             return self._model.forward(
                 batch.input_ids, batch.position_ids, batch.kv_cache, fwd, indices
             )
@@ -222,7 +224,8 @@ class DeviceExecutor:
         return LaunchedRows(self._sampler, plan, out, logits, staging, self._idle)
 
     def _has_fixed_decode(self, selection: Any) -> bool:
-        """Whether the backend of this selection can be part of a graph, hence of a fixed step."""
+        """Whether steps of this selection can be fixed ones: graphs hold the kernels of automatic
+        choice, so that any other backend has forwards of its own."""
         known = self._fixed_selections.get(selection)
         if known is None:
             config = self._model.config
@@ -240,7 +243,9 @@ class DeviceExecutor:
             )
             try:
                 with use_selection(selection):
-                    known = backend_for(call).supports_graph()
+                    backend = backend_for(call)
+                with use_selection(Selection(None, "automatic")):
+                    known = type(backend) is type(backend_for(call)) and backend.supports_graph()
             except KernelUnavailableError:
                 known = False  # the forward will say so
             self._fixed_selections[selection] = known

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from astrai.extension import reads_written_kv
 from astrai.models.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -83,9 +84,16 @@ class PromptRunner:
         self._pieces: dict[int, list[Piece]] = {}
         self._memory = torch.cuda.graph_pool_handle() if enable_cuda_graph else None
 
+    def takes(self, batch: StepBatch) -> bool:
+        """Whether a step may run here under the present selection: the pieces write keys and values
+        to the cache, and a backend that does not read them there gets whole forwards."""
+        is_ragged = not batch.is_decode
+        return is_ragged and len(batch.input_ids) <= self.max_tokens and reads_written_kv()
+
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """The residual stream [total_q, hidden_size] before the last layer's output projection, and
-        what that layer attended, for `CausalLM.finish`. The next run overwrites both."""
+        what that layer attended, for `CausalLM.finish`, of a step that it `takes`. The next run
+        overwrites both."""
         n = len(batch.input_ids)
         size = padded_tokens(n, self.max_tokens)
         self._fill(batch, size)

@@ -17,6 +17,7 @@ import torch
 
 from astrai.engine import GenerationRequest, InferenceEngine, TokenEvent
 from astrai.engine.limits import RequestLimits
+from astrai.extension.backend.cuda import CudaBackend
 from astrai.models import CausalLM
 from astrai.models.build import build_model
 from astrai.models.config import ModelConfig
@@ -157,6 +158,36 @@ def test_graphs_give_the_ids_of_eager_steps(model: CausalLM, case: str) -> None:
                 found.append(token_ids)
     assert found[0] == found[2]  # the same chunks and batches, eager and captured
     assert found[1] == found[3]
+
+
+class Recorder(CudaBackend):
+    """A client's backend, which writes keys and values itself and might be part of a graph."""
+
+    name = "recorder"
+    reads_written_kv = False
+
+    def __init__(self) -> None:
+        self.calls: set[tuple[str, bool]] = set()
+
+    def fwd_prefill(self, q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> torch.Tensor:
+        self.calls.add(("prefill", k is not None and v is not None))
+        return super().fwd_prefill(q, k, v, *rest, **options)
+
+    def fwd_decode(self, q: Any, k: Any, v: Any, *rest: Any, **options: Any) -> torch.Tensor:
+        self.calls.add(("decode", k is not None and v is not None))
+        return super().fwd_decode(q, k, v, *rest, **options)
+
+
+def test_the_backend_of_a_client_attends_its_requests_and_gets_keys_and_values(
+    model: CausalLM,
+) -> None:
+    with engine_of(model) as engine:
+        run_all(engine, prompts_with(greedy(20)))  # the graphs of automatic choice are there
+        with Recorder() as recorder:
+            token_ids, last = run_all(engine, prompts_with(greedy(20)))
+    assert recorder.calls == {("prefill", True), ("decode", True)}
+    assert {event.finish_reason for event in last} == {"length"}
+    assert all(len(ids) == 20 for ids in token_ids)
 
 
 def test_a_request_alone_draws_what_torch_draws(model: CausalLM) -> None:

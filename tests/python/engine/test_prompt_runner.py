@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astrai.engine.device_executor import DeviceExecutor
 from astrai.engine.prompt_runner import PromptRunner, padded_tokens, prompt_sizes
+from astrai.extension import TorchNativeBackend
 from astrai.kvcache import KVCache, PagePool, StepBatch
 from astrai.models import CausalLM
 from astrai.models.build import build_model
@@ -111,6 +116,37 @@ def test_parts_give_the_logits_of_one_forward(family: str) -> None:
             batch = fixture.step(n_decode, lens)
             runner = fixture.runner(enable_cuda_graph=False)
             torch.testing.assert_close(fixture.logits(runner, batch), fixture.expected(batch))
+
+
+class Unaware(TorchNativeBackend):
+    """A backend that writes keys and values itself."""
+
+    reads_written_kv: ClassVar[bool] = False
+
+
+def test_steps_that_the_parts_cannot_serve_are_whole_forwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with torch.inference_mode():
+        fixture = Fixture(made("cpu", torch.float32, "llama"))
+        runner = fixture.runner(enable_cuda_graph=False)
+        ragged, decoding, too_large = (
+            fixture.step(n_decode, lens)
+            for n_decode, lens in ((0, [(0, 9)]), (1, [(9, 1)]), (0, [(0, 65)]))
+        )
+        runs: list[StepBatch] = []
+        run = runner.run
+        monkeypatch.setattr(runner, "run", lambda batch: runs.append(batch) or run(batch))
+        executor = SimpleNamespace(_model=fixture.model, _prompts=runner)
+
+        def logits(batch: StepBatch) -> torch.Tensor:
+            return DeviceExecutor._logits(executor, batch, batch.logits_indices)  # type: ignore[arg-type]
+
+        for batch in (ragged, decoding, too_large):
+            torch.testing.assert_close(logits(batch), fixture.expected(batch))
+        with Unaware():
+            torch.testing.assert_close(logits(ragged), fixture.expected(ragged))
+    assert runs == [ragged]
 
 
 @pytest.mark.gpu

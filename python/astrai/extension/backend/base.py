@@ -152,7 +152,8 @@ class AttentionBackend(ABC):
 
     @staticmethod
     def supports_graph() -> bool:
-        """Whether a forward may be captured in a CUDA graph."""
+        """Whether a forward may be captured in a CUDA graph. The engine captures those of the
+        backend that automatic choice takes."""
         return False
 
     def __enter__(self) -> Self:
