@@ -71,13 +71,15 @@ class DecodeSteps:
         staging: HostStaging,
         rope_offsets: Sequence[int] | None = None,
     ) -> StagedStep:
-        """Plan one new token of each request, position starts[i], padded to n_rows rows.
+        """Plan one new token of each request, position starts[i], padded to n_rows rows. A step
+        that is not sent leaves its changes of the table to the next one.
         staging, rope_offsets: see `PagePool.plan_step`."""
         pool = self._pool
         n_extra = self._extra_words(n_rows)
         n_splits = most_splits(starts) + n_rows - len(starts)  # a padding row has one
         n_plan = pool.plan.staging_size(n_rows, n_rows, n_splits)
         words = staging.take(n_extra + n_plan + _ROOM_FOR_UPDATE, torch.int32)
+        pool.table.catch_up()
         layout = pool.plan.build(
             req_indices,
             starts,
@@ -86,10 +88,10 @@ class DecodeSteps:
             pad_to=n_rows,
             stack_len=pool.stack_len,
         )
+        n_update = pool.table.expect(layout.dirty_spans)
         if rope_offsets is not None:
             add_rope_offsets(layout, words[n_extra:], rope_offsets, [1] * len(req_indices))
         end = n_extra + layout.n_int32
-        n_update = pool.table.n_update_int32(layout.dirty_spans)
         if n_update > _ROOM_FOR_UPDATE:
             pool.send_update(layout.dirty_spans, staging)
             n_update = 0

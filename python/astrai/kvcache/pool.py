@@ -162,6 +162,7 @@ class PagePool:
         """
         capacity = self.plan.staging_size(sum(q_lens), len(q_lens), most_splits(starts))
         staged = _int32(capacity, staging)
+        self.table.catch_up()
         layout = self.plan.build(
             req_indices,
             starts,
@@ -171,6 +172,7 @@ class PagePool:
             n_decode=n_decode,
             stack_len=self.stack_len,
         )
+        self.table.expect(layout.dirty_spans)
         if rope_offsets is not None:
             add_rope_offsets(layout, staged, rope_offsets, q_lens)
         words = self._to_device(staged[: layout.n_int32], layout.dirty_spans, staging)

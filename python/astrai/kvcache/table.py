@@ -1,7 +1,8 @@
 """The request table as the device sees it.
 
 On the CPU it is the memory of the host table itself. On a GPU it is a copy; every step carries the
-entries written since the last one along with its index arrays and applies them on the device.
+entries written since the last one along with its index arrays and applies them on the device. What
+a step that fails before that would have carried, of all requests, comes with the next one.
 """
 
 from __future__ import annotations
@@ -42,10 +43,25 @@ class RequestTable:
         if not self._is_alias:
             padding = torch.full((1, shape[1]), pool.reserved_slot, dtype=torch.int32)
             self.device = torch.cat([self.host, padding]).to(device)
+        self._is_behind = False  # entries that a plan has taken from the pool have not arrived
 
     def n_update_int32(self, spans: _C.DirtySpans) -> int:
         """Room that `write_update` needs in a staging buffer for these dirty spans."""
         return 0 if self._is_alias else 2 * _C.n_dirty_entries(spans)
+
+    def catch_up(self) -> None:
+        """Send the whole table where a plan before was not sent to its end. To be called before a
+        plan is built; the copy, on the current stream, is waited for."""
+        if self._is_behind:
+            self.device[:-1].copy_(self.host)
+            self._is_behind = False
+
+    def expect(self, spans: _C.DirtySpans) -> int:
+        """Take note of what a plan has taken from the pool, until `apply_update`. Returns
+        n_update_int32(spans)."""
+        n_update = self.n_update_int32(spans)
+        self._is_behind = n_update > 0
+        return n_update
 
     def write_update(self, spans: _C.DirtySpans, out: Tensor) -> None:
         """Write the entries of spans to out: all positions, then all slots.
@@ -59,3 +75,4 @@ class RequestTable:
         """Apply an update, already on the device, to the device table."""
         positions, slots = update.view(2, -1)
         self.device.view(-1).index_copy_(0, positions.to(torch.int64), slots)
+        self._is_behind = False

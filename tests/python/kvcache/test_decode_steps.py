@@ -57,6 +57,24 @@ def test_a_fixed_step_is_the_planned_one(n_shared):
     assert len(seen) == 4  # one address for each number of rows
 
 
+def test_a_step_that_is_not_sent_leaves_its_table_entries_to_the_next():
+    pool, rows = make_pool([[1] * 9, [2] * 40, [3] * 70])
+    table = pool.table
+    padding = torch.full((1, 4096), pool.host.reserved_slot, dtype=torch.int32)
+    table._is_alias, table.device = False, torch.cat([torch.zeros_like(table.host), padding])
+    steps, staging = DecodeSteps(pool, n_extra=1), HostStaging(pool.device)
+
+    steps.stage(rows[:1], [8], 1, staging)  # takes the entries of all, and the caller fails
+    with pytest.raises(ValueError, match="start"):
+        steps.stage(rows[:1], [-1], 1, staging)
+    pool.extend(rows[1], 60)
+    steps.send(steps.stage(rows[1:], [39, 69], 2, staging))
+
+    for row, n in zip(rows, (9, 60, 70), strict=True):
+        assert torch.equal(table.device[row, :n], table.host[row, :n])
+    assert torch.equal(table.device[-1:], padding)
+
+
 def test_padding_rows_have_a_unit_each():
     pool, rows = make_pool([[1] * 600, [2] * 9])
     steps = DecodeSteps(pool, n_extra=1)
