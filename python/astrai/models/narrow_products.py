@@ -14,7 +14,7 @@ from astrai.extension import ops
 __all__ = ["most_gated_rows", "most_product_rows", "narrow_gate", "narrow_product"]
 
 _FEWEST_ROWS = 17  # below, a decoder layer's products are those of `ops.skinny_linear`
-_MOST_ROWS = 192
+_MOST_ROWS = 256
 _MOST_ROWS_LARGE = 128
 _LARGE_BYTES = 32 << 20  # of a weight whose reading outlasts a launch by far
 _LEAST_BYTES = 4 << 20  # of the smallest weight that was measured
