@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from typing import Any
@@ -452,6 +453,49 @@ def test_a_fault_of_the_device_ends_every_request_and_nobody_waits(
         with pytest.raises(EngineDeadError):
             engine.client.submit(GenerationRequest([1]), sink)
     assert not executors[0].in_flight  # also the step that was launched behind it
+
+
+def test_a_fault_of_the_loop_waits_for_the_step_that_was_launched_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executors = run_engines_ahead(monkeypatch)
+    with toy_engine() as engine:
+        publisher = engine._scheduler._publisher
+        publish, n_calls = publisher.publish, itertools.count()
+
+        def publish_twice(*args: Any) -> Any:
+            if next(n_calls) == 2:
+                raise RuntimeError("no text for this")
+            return publish(*args)
+
+        monkeypatch.setattr(publisher, "publish", publish_twice)
+        run_all(engine, [GenerationRequest([1], greedy(20))])
+        engine._scheduler._thread.join(30)
+    assert executors[0].most_in_flight == 2 and not executors[0].in_flight
+
+
+def test_a_launch_that_fails_waits_for_the_groups_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executors = run_engines_ahead(monkeypatch)
+    with toy_engine() as engine:
+        executor = executors[0]
+        launch, n_at_fault = executor.launch, []
+
+        def launch_of_a_client(group: Any, slots: list[int]) -> Any:
+            if group.selection.backend is None and group.starts[0] > 8:
+                n_at_fault.append(len(executor.in_flight))
+                raise MemoryError("no room to launch")
+            return launch(group, slots)
+
+        monkeypatch.setattr(executor, "launch", launch_of_a_client)
+        with TorchNativeBackend():
+            selected = current_selection()
+        requests = [GenerationRequest([1], greedy(90), selection=s) for s in (selected, None)]
+        _, last = run_all(engine, requests)
+        engine._scheduler._thread.join(30)
+    assert {event.finish_reason for event in last} == {"error"}
+    assert n_at_fault[0] >= 2 and not executor.in_flight
 
 
 def test_a_stop_waits_for_the_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
