@@ -170,8 +170,13 @@ def _check(weight: torch.Tensor, bias: torch.Tensor | None) -> RowCounts:
         return all(is_same(n_rows, i) for i in range(0, BLOCK_ROWS - n_rows + 1, n_rows))
 
     few = [n for n in [*_FEW, BLOCK_ROWS] if is_always_same(n)]
-    few_us = [_time_us(x[:n], weight, bias, out[:n]) for n in few]
     blocks = [n for n in range(BLOCK_ROWS, most + 1, BLOCK_ROWS) if is_same(n)]
+    if BLOCK_ROWS not in few or BLOCK_ROWS not in blocks:
+        raise RuntimeError(
+            f"batch_invariant: products of {BLOCK_ROWS} rows with a weight of {n_out} x {n_in} do "
+            "not repeat their bits; serve without the option"
+        )
+    few_us = [_time_us(x[:n], weight, bias, out[:n]) for n in few]
     return RowCounts(few, few_us, blocks)
 
 

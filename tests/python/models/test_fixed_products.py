@@ -70,6 +70,23 @@ def test_numbers_of_rows_with_other_bits_are_not_used(monkeypatch: pytest.Monkey
     assert BLOCK_ROWS in counts.blocks and 512 not in counts.blocks
 
 
+def test_a_library_that_rounds_otherwise_into_given_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    product = fixed_products._product
+
+    def other(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+    ) -> None:
+        product(x, weight, bias, out)
+        out += 1e-3
+
+    monkeypatch.setattr(fixed_products, "_product", other)
+    monkeypatch.setattr(fixed_products, "_time_us", lambda *_: 1.0)
+    with pytest.raises(RuntimeError, match="256 rows with a weight of 24 x 16 do not repeat"):
+        CheckedProducts([LINEAR])
+
+
 def test_a_library_that_rounds_by_a_rows_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return x @ weight.T + torch.arange(len(x))[:, None]
