@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 import threading
@@ -102,7 +103,8 @@ def test_requests_come_back_as_they_were() -> None:
 
 
 def test_events_come_back_as_they_were() -> None:
-    logprobs = [TokenLogprob(5, -0.1, ((5, -0.1), (6, -9999.0)))]
+    logprobs = [TokenLogprob(5, -0.1, ((5, -0.1), (6, -9999.0), (7, -math.inf)))]
+    logprobs.append(TokenLogprob(8, -math.inf, ()))
     events = [
         TokenEvent("req-1", " a\x00\n", [5], logprobs, None, None, None, 3, 0, 1),
         TokenEvent("req-2", "", [], None, "stop", "é", None, 3, 2, 9),

@@ -9,12 +9,13 @@
                      ["events", [event, ...]]                of one step
                      ["answer", number, result], ["refusal", number, error]
 
-Dataclasses are objects, named tuples arrays. Both ends are of one installation: there is no
-version, and what is read is not checked.
+Dataclasses are objects, named tuples arrays, a log-probability of -inf is null. Both ends are of
+one installation: there is no version, and what is read is not checked.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,10 +82,16 @@ def read_event(fields: list[Any]) -> TokenEvent:
     if event.logprobs is None:
         return event
     logprobs = [
-        TokenLogprob(token_id, logprob, tuple((other, value) for other, value in top))
+        TokenLogprob(
+            token_id, _read_logprob(logprob), tuple((other, _read_logprob(x)) for other, x in top)
+        )
         for token_id, logprob, top in event.logprobs
     ]
     return event._replace(logprobs=logprobs)
+
+
+def _read_logprob(written: float | None) -> float:
+    return -math.inf if written is None else written
 
 
 def read_request(fields: dict[str, Any]) -> GenerationRequest:
