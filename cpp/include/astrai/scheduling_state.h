@@ -95,8 +95,9 @@ class SchedulingState {
   // Queues a task behind all others and returns its id, which is never given again. Throws std::invalid_argument on
   // max_tokens below 1. A prompt that the pool can never hold is refused by a later plan.
   int64_t submit(Int32Span prompt, TaskOptions options = {});
-  // Ends a task now (cancelled, stopped, failed). keep_pages false: what it wrote is not to be trusted and does not enter the
-  // prefix tree. Nothing happens for a task that has ended. O(tasks).
+  // Ends a task now (cancelled, stopped, failed). keep_pages false: what it wrote last is not to be trusted, and nothing more
+  // of it enters the prefix tree; chunks of its prompt that were complete before are there. Nothing happens for a task that
+  // has ended. O(tasks).
   void finish(int64_t task_id, bool keep_pages = true);
   // The group's forward is done. token_ids: [n_sampled]; ended: indices into the group of tasks whose token was their last,
   // which are to be finished afterwards. Tasks that ended since the plan do not count: their rows may be another's by now.

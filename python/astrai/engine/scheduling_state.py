@@ -151,7 +151,8 @@ class SchedulingState(Generic[T]):
     def finish(self, task: T, keep_pages: bool = True) -> None:
         """End a task now (cancelled, stopped, failed); its row goes back in the next cleanup.
 
-        keep_pages False: what it wrote is not to be trusted and does not enter the prefix tree.
+        keep_pages False: what it wrote last is not to be trusted, and nothing more of it enters the
+        prefix tree; chunks of its prompt that were complete before are there.
         """
         if task.status is TaskStatus.WAITING:
             self.waiting.remove(task)

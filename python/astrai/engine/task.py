@@ -49,7 +49,7 @@ class Task:
     rope_offset: int = field(default=0, init=False)
     n_preemptions: int = field(default=0, init=False)
     is_admitted: bool = field(default=False, init=False)  # has been running at least once
-    keeps_pages: bool = field(default=True, init=False)  # written pages may enter the prefix tree
+    keeps_pages: bool = field(default=True, init=False)  # more of them may enter the prefix tree
 
     @property
     def decodes(self) -> bool:
