@@ -176,9 +176,10 @@ class InferenceScheduler:
         try:
             with torch.inference_mode():
                 while (notes := self._inbox.take(is_idle=not self._has_work)) is not None:
+                    woken_at = time.perf_counter()
                     self._read(notes)
                     if self._has_work:
-                        self._step()
+                        self._step(woken_at)
         except BaseException as fault:  # whatever it is, nobody may be left waiting
             _log.exception("the scheduler met a fault and stops")
             self._inbox.fail(fault)
@@ -224,7 +225,8 @@ class InferenceScheduler:
         for future in waiting:
             future.set_result(inspection)
 
-    def _step(self) -> None:
+    def _step(self, woken_at: float) -> None:
+        """woken_at: when the thread turned to it, by reading what others had left."""
         began_at = time.perf_counter()
         self._computing_s = 0.0
         if self._in_flight and not self._state.can_plan_ahead():
@@ -244,7 +246,7 @@ class InferenceScheduler:
             self._collect()
         self._publisher.deliver()
         if launched:
-            self._stats.host_step(time.perf_counter() - began_at - self._computing_s)
+            self._stats.host_step(time.perf_counter() - woken_at - self._computing_s)
         if not self._state.running:
             self._state.cleanup()  # pages must be back before the thread goes to sleep
         self._pages = (self._pool.n_free_pages, self._pool.n_cached_pages)

@@ -41,8 +41,8 @@ class EngineStats:
         self._itl.observe(itl_s, n_tokens)
 
     def host_step(self, host_s: float) -> None:
-        """What a step took of the host: planning, launching, text and events, without what is
-        computed meanwhile."""
+        """What a step took of the host: reading what clients left, planning, launching, text and
+        events, without what is computed meanwhile."""
         self._host.observe(host_s)
 
     def task_finished(self, reason: str, e2e_s: float, n_prompt: int, n_output: int) -> None:

@@ -377,6 +377,18 @@ def test_host_work_is_a_step_without_what_is_computed(mode: str) -> None:
         assert host_s < 0.05
 
 
+def test_host_work_begins_with_what_clients_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with toy_engine() as engine:
+        accept = engine._scheduler._publisher.accept
+        monkeypatch.setattr(
+            engine._scheduler._publisher, "accept", lambda task: (time.sleep(0.02), accept(task))
+        )
+        time.sleep(0.5)  # the thread is asleep, which is no work
+        run_all(engine, [GenerationRequest([1], greedy(1))])
+        host = engine._scheduler.histograms()["host_s"]
+    assert sum(host.counts) == 1 and 0.02 <= host.total < 0.5
+
+
 def test_a_router_gives_every_stream_its_own_events() -> None:
     async def collect(router: AsyncEventRouter, prompt: list[int]) -> list[int]:
         request = GenerationRequest(prompt, greedy(15), every_token=True)
