@@ -46,7 +46,7 @@ class Report:
 
     def __init__(self, model: str, out: Path | None, commit: str | None) -> None:
         head = machine() if commit is None else {**machine(), "commit": commit}
-        self._result: dict[str, Any] = {"machine": {**head, **_card()}, "model": model, "rows": []}
+        self._result: dict[str, Any] = {"machine": {**head, **card()}, "model": model, "rows": []}
         self._path = None if out is None else out / f"http_engine_{model}.json"
 
     def add(self, work: str, **values: float) -> None:
@@ -57,7 +57,7 @@ class Report:
             self._path.write_text(json.dumps(self._result, indent=1) + "\n")
 
 
-def _card() -> dict[str, str]:
+def card() -> dict[str, str]:
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True).stdout

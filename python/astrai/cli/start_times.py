@@ -29,5 +29,6 @@ class StartTimes:
         return self._ended_s - self._began_s
 
     def text(self) -> str:
-        """One line: each stage and its seconds."""
-        return ", ".join(f"{stage} {seconds:.1f} s" for stage, seconds in self.stages.items())
+        """One line: the seconds of each stage that took any worth telling."""
+        told = ((stage, f"{seconds:.1f}") for stage, seconds in self.stages.items())
+        return ", ".join(f"{stage} {seconds} s" for stage, seconds in told if seconds != "0.0")
