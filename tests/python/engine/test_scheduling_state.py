@@ -234,6 +234,18 @@ def test_untrusted_pages_do_not_enter_the_prefix_tree() -> None:
     simulator.check_all_given_back()
 
 
+def test_of_an_untrusted_task_the_chunks_that_were_complete_stay_in_the_prefix_tree() -> None:
+    simulator = Simulator(_C.PagePool(2, 64, 4, 128), 0, 8)
+    task = simulator.submit([5] * 30, n_wanted=1)
+    simulator.step()
+    simulator.step()
+    simulator.state.plan()  # a third chunk, which fails
+    simulator.state.finish(task, keep_pages=False)
+    simulator.state.cleanup()
+    assert simulator.pool.n_cached_pages == 16 // 4
+    simulator.check_all_given_back()
+
+
 def test_a_prompt_that_the_pool_refuses_leaves_the_others_alone() -> None:
     state: SchedulingState[Task] = SchedulingState(_C.PagePool(2, 64, 4, 16), None)
     hopeless, fine = Task("hopeless", [1] * 40), Task("fine", [1])
