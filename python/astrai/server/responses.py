@@ -6,6 +6,7 @@ https://platform.openai.com/docs/api-reference/responses
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from astrai.engine import TokenEvent
@@ -47,7 +48,7 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
         self._items = conversation(request, self._store)
         prompts, ctx, stops = prepare_chat(request, engine, self._items)
         ctx.response_id = new_id(self._store.id_prefix)
-        self._events = ItemEvents(self._logprobs)
+        self._events = ItemEvents(partial(_logprobs, engine))
         return prompts, ctx, stops
 
     def format_stream_start(self, ctx: ResponseContext, choices: list[Choice]) -> bytes:
@@ -84,7 +85,7 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
         items = []
         for block in blocks:
             status = _status(choice) if block is blocks[-1] else "completed"
-            logprobs = self._logprobs(block.logprobs)
+            logprobs = _logprobs(self._engine, block.logprobs)
             items.append(output_item(block, item_id_of(block), status, logprobs))
         return self._finish(ctx, items, choice)
 
@@ -124,11 +125,12 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
             self._last["tool_call_faults"] = call_faults(choice.answer)
         return self._last
 
-    def _logprobs(self, entries: list[TokenLogprob]) -> Logprobs:
-        if not entries:
-            return []
-        shaped: Logprobs = chat_logprobs(entries, self._engine, True)["content"]
-        return shaped
+
+def _logprobs(engine: TextLink, entries: list[TokenLogprob]) -> Logprobs:
+    if not entries:
+        return []
+    shaped: Logprobs = chat_logprobs(entries, engine, True)["content"]
+    return shaped
 
 
 def conversation(request: InputFields, store: ResponseStore) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ https://platform.openai.com/docs/api-reference/responses-streaming
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from astrai.sampling import TokenLogprob
@@ -64,7 +65,7 @@ class ItemEvents:
         """shape: logprobs as the protocol shows them."""
         self._shape = shape
         self.items: list[dict[str, Any]] = []  # whole ones so far
-        self._n_events = 0
+        self._numbers = itertools.count()  # of the events
         self._open: AnswerBlock | None = None
         self._item_id = ""
         self._logprobs: Logprobs = []  # of the open item
@@ -72,12 +73,7 @@ class ItemEvents:
 
     def frame(self, kind: str, **fields: Any) -> bytes:
         """One event of the stream."""
-        return named_frame({"type": kind, "sequence_number": self.next_number(), **fields})
-
-    def next_number(self) -> int:
-        """That of one more event."""
-        self._n_events += 1
-        return self._n_events - 1
+        return named_frame({"type": kind, "sequence_number": next(self._numbers), **fields})
 
     def text_frame(self, block: AnswerBlock) -> TextFrame | None:
         """The frame of more text of `block` without logprobs; None unless that is the open one, and
@@ -85,7 +81,9 @@ class ItemEvents:
         if block is not self._open or block.kind != "text":
             return None
         if self._text_frame is None:
-            self._text_frame = _NumberedFrame(self, block, self._text_delta(TextFrame.SLOT, []))
+            self._text_frame = _NumberedFrame(
+                self._text_delta(TextFrame.SLOT, []), self._numbers, block
+            )
         return self._text_frame
 
     def tell(self, event: AnswerEvent, block: AnswerBlock) -> bytes:
@@ -106,7 +104,7 @@ class ItemEvents:
             kind = "response.reasoning_text.delta"
             return frames + self.frame(kind, **place, content_index=0, delta=text)
         delta = self._text_delta(text, self._new_logprobs(block))
-        return frames + named_frame({**delta, "sequence_number": self.next_number()})
+        return frames + named_frame({**delta, "sequence_number": next(self._numbers)})
 
     def close(self, status: str) -> bytes:
         """The end of the open item, if there is one."""
@@ -181,15 +179,15 @@ class _NumberedFrame(TextFrame):
 
     _NUMBER = b'"sequence_number":'
 
-    def __init__(self, events: ItemEvents, block: AnswerBlock, example: dict[str, Any]) -> None:
-        """example: an event whose number is 0 and whose text is SLOT."""
+    def __init__(self, example: dict[str, Any], numbers: Iterator[int], block: AnswerBlock) -> None:
+        """example: an event of block whose number is 0 and whose text is SLOT. numbers: those of
+        the next events."""
         super().__init__(named_frame(example))
-        self._events = events
+        self._numbers = numbers
         self._block = block
         self._head, _, rest = self._before.partition(self._NUMBER + b"0")
         self._before = rest
 
     def fill(self, text: str) -> bytes:
         self._block.text += text
-        number = b"%d" % self._events.next_number()
-        return self._head + self._NUMBER + number + super().fill(text)
+        return self._head + self._NUMBER + b"%d" % next(self._numbers) + super().fill(text)

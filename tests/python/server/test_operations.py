@@ -21,6 +21,7 @@ from live_server import Live
 
 from astrai.cli.log_format import JsonFormatter
 from astrai.server.access_log import AccessRecord
+from astrai.server.answer import AnswerBlock
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
@@ -56,7 +57,8 @@ def test_what_a_request_made_is_gone_without_the_collector(live: Live) -> None:
     """Circles would keep prompts and answers until it runs, and it stops the server for long."""
 
     def n_left() -> int:
-        return sum(type(one) is AccessRecord for one in gc.get_objects())
+        kinds = (AccessRecord, AnswerBlock)
+        return sum(type(one) in kinds for one in gc.get_objects())
 
     gc.collect()
     gc.disable()
@@ -66,10 +68,12 @@ def test_what_a_request_made_is_gone_without_the_collector(live: Live) -> None:
         for stream in (False, True):
             for path in (CHAT, MESSAGES):
                 live.http.post(path, json={**HELLO, "stream": stream}, headers=headers)
+            asked = {"input": "Hello", "stream": stream, "store": False}
+            live.http.post("/v1/responses", json=asked, headers=headers)
         live.http.get("/health", headers=headers)
         end = time.monotonic() + 60
         while n_left() > before:  # the last answer is read before its request is over
-            assert time.monotonic() < end, f"{n_left()} records, {before} before"
+            assert time.monotonic() < end, f"{n_left()} objects, {before} before"
             time.sleep(0.05)
     finally:
         gc.enable()
