@@ -64,6 +64,7 @@ class NoOpExecutor:
         self._ended_at_ns = time.monotonic_ns()
 
     runs_ahead = False
+    padded_sizes = ()
 
     def launch(self, group: Any, slots: list[int]) -> DoneStep:
         n_steps = self._times[1]

@@ -72,6 +72,7 @@ class DeviceExecutor:
             model, sampler, self._last_ids, vocab_size, model.dtype, enable_cuda_graph
         )
         self._prompts: PromptRunner | None = None
+        self.padded_sizes = prompt_sizes(max_prompt_rows)
         if max_prompt_rows:
             any_cache = self._steps.stage([], [], 1, self._idle[0]).fixed.batch.kv_cache
             self._prompts = PromptRunner(model, any_cache, max_prompt_rows, enable_cuda_graph)
@@ -144,7 +145,7 @@ class DeviceExecutor:
                 self._steps.send(staged)
                 self._decode.capture_draws(staged.fixed)
             if self._prompts is not None:
-                for size in reversed(prompt_sizes(self._prompts.max_tokens)):
+                for size in reversed(self.padded_sizes):
                     self._prompts.capture(size)
         self._stream.synchronize()  # behind it the copies from staging have run
 

@@ -49,6 +49,7 @@ class StepExecutor:
     """Runs groups on the model. Called by the scheduler's thread alone, in inference mode."""
 
     runs_ahead = False
+    padded_sizes = ()
 
     def __init__(self, model: ForwardModel, pool: PagePool, sampler: Sampler) -> None:
         self._model = model

@@ -34,6 +34,12 @@ class Executor(Protocol):
         not known yet come from where they are drawn."""
         ...
 
+    @property
+    def padded_sizes(self) -> Sequence[int]:
+        """Rising numbers of rows to which steps with chunks of prompts are padded; none where they
+        are not."""
+        ...
+
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedStep: ...
 
 

@@ -89,7 +89,7 @@ class InferenceScheduler:
         self._pool = host_pool
         self._executor = executor
         self._after_step = after_step
-        self._pace = None if itl_target_s is None else ItlPace(itl_target_s)
+        self._pace = None if itl_target_s is None else ItlPace(itl_target_s, executor.padded_sizes)
         self._state: SchedulingState[EngineTask] = SchedulingState(
             host_pool, prefill_chunk, self._pace, rope_switch_len, is_batch_invariant
         )
