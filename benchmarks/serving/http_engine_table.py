@@ -38,7 +38,8 @@ def main() -> None:
         "cache of the file system; the client is another process on the same machine "
         "(`benchmarks/serving/bench_http_engine.py`). W5 rows: TTFT p50/p99, time between events "
         "p50/p99, in ms, or output tokens a second of 256 requests. One run of each. The slower "
-        "rate's requests were sent at once before, so that the cache held what the others' did.",
+        "rate's requests were sent at once before, so that the cache held what the others' did. "
+        "Host work: what a step takes of the engine's thread besides waiting, HTTP beside it.",
         "",
     ]
     for path in sorted(folder.glob("http_engine_*.json")):
@@ -52,10 +53,16 @@ def _table(result: dict[str, Any]) -> list[str]:
     model, rows = result["model"], {row["work"]: row for row in result["rows"]}
     head = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
     lines = [f"## {model}", f"{head}.", ""]
-    lines += ["| work | AstrAI | vLLM 0.26.0 | SGLang 0.5.17 |", "|---|---|---|---|"]
+    commit = result["machine"]["commit"]
+    lines += [
+        "| work | AstrAI | at commit | vLLM 0.26.0 | SGLang 0.5.17 |",
+        "|---|---|---|---|---|",
+    ]
     for work, key, others in (START, HOST, *ROWS):
         if work in rows and model in others:
-            lines.append(f"| {work} | {value_of(rows[work], key)} | {' | '.join(others[model])} |")
+            row = rows[work]
+            cells = [work, value_of(row, key), row.get("commit", commit), *others[model]]
+            lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
