@@ -283,9 +283,12 @@ class LaunchedRows:
             self._tops = [self._to_host(part) for part in tops]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
         self._done.record()
+        self._is_done = False
 
     def wait(self) -> None:
-        self._done.synchronize()
+        if not self._is_done:
+            self._done.synchronize()
+            self._is_done = True
 
     def result(self) -> SampledRows:
         self.wait()

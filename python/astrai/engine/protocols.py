@@ -21,7 +21,7 @@ class LaunchedStep(Protocol):
         ...
 
     def result(self) -> SampledRows:
-        """What it has drawn; waits for it."""
+        """What it has drawn, once it is done; to be asked once."""
         ...
 
 
