@@ -19,6 +19,7 @@ from astrai.server.answer import Answer, AnswerBlock, call_faults
 from astrai.server.errors import ApiError, bad_request
 from astrai.server.openai_common import (
     chat_logprobs,
+    check_depth,
     error_frames,
     new_id,
     now,
@@ -42,8 +43,6 @@ from astrai.text.answer import AnswerEvent, CallArguments, CallBegin, ReasoningP
 log = logging.getLogger("astrai.server")
 
 _DELTAS = {"text": "content", "reasoning": "reasoning_content"}  # what holds a block's text
-
-MAX_TOOL_DEPTH = 64  # levels of a JSON schema in a tool definition
 
 
 class OpenAIResponseBuilder(ResponseBuilder[ChatCompletionRequest]):
@@ -236,18 +235,7 @@ def check_tools(tools: list[dict[str, Any]], max_bytes: int) -> None:
     for name, n_tools in names.most_common(1):
         if n_tools > 1:
             raise bad_request(f"{n_tools} tools are named {name!r}", param="tools")
-    level: list[Any] = list(tools)
-    for _ in range(MAX_TOOL_DEPTH):
-        level = [
-            inner
-            for item in level
-            for inner in (item.values() if isinstance(item, dict) else item)
-            if isinstance(inner, (dict, list))
-        ]
-    if level:
-        raise bad_request(
-            f"the tool definitions are nested deeper than {MAX_TOOL_DEPTH} levels", param="tools"
-        )
+    check_depth(tools, "the tool definitions are", "tools")
     size = len(orjson.dumps(tools))  # after the depth: orjson itself ends at 254 levels
     if size > max_bytes:
         raise bad_request(

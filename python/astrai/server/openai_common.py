@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from astrai.sampling import SamplingParams, TokenLogprob
@@ -15,6 +15,7 @@ from astrai.server.protocol import Choice
 from astrai.server.sse import DONE, frame
 from astrai.server.text_link import TextLink
 
+MAX_DEPTH = 64  # levels of a tool definition's or a schema's JSON
 _LOGPROB_FLOOR = -9999.0  # JSON has no -Infinity
 
 
@@ -36,6 +37,22 @@ def check_token_ids(ids: Collection[int], vocab_size: int, param: str) -> None:
         param=param,
         code="invalid_token_id",
     )
+
+
+def check_depth(values: Sequence[Any], what: str, param: str) -> None:
+    """Refuse objects and lists of more levels than templates render and JSON libraries write.
+
+    what: the values and their verb, for the message."""
+    level = [value for value in values if isinstance(value, (dict, list))]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item)
+            if isinstance(inner, (dict, list))
+        ]
+    if level:
+        raise bad_request(f"{what} nested deeper than {MAX_DEPTH} levels", param=param)
 
 
 def stop_strings(stop: str | list[str] | None, engine: TextLink, param: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from astrai.server.errors import ApiError, bad_request
-from astrai.server.openai_common import new_id
+from astrai.server.openai_common import check_depth, new_id
 from astrai.server.openai_models import ChatCompletionRequest
 from astrai.server.responses_models import (
     InputFields,
@@ -49,6 +49,11 @@ def check_supported(request: InputFields) -> None:
     for name in ("conversation", "prompt"):
         if getattr(request, name) is not None:
             raise _unsupported(name, f"{name} is not supported by this server", name)
+    # Also of tools that are off and schemas that are not asked for: the response repeats them.
+    check_depth([tool.parameters for tool in request.tools or ()], "the tools are", "tools")
+    shape = request.text.format if request.text is not None else None
+    if shape is not None:
+        check_depth([shape.json_schema], "the schema is", "text.format")
     if isinstance(request, ResponsesRequest):
         if request.background:
             message = "background responses are not supported by this server; leave it false"

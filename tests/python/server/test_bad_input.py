@@ -21,6 +21,7 @@ FINE: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Hello", "max_output_tokens": 2},
 }
 OPENAI = (CHAT, COMPLETIONS)
+TEXT = {"type": "text"}
 SECONDS = 5  # far beyond what any of these takes: a hang is what it notices
 
 
@@ -33,6 +34,12 @@ def deep(levels: int) -> Any:
     for _ in range(levels):
         nested = {"properties": {"a": nested}}
     return nested
+
+
+def deep_function(levels: int) -> dict[str, Any]:
+    """As /v1/responses takes it, and repeats it though nobody may call it."""
+    function = {"type": "function", "name": "f", "parameters": deep(levels)}
+    return {"tools": [function], "tool_choice": "none"}
 
 
 def tool(parameters: Any) -> dict[str, Any]:
@@ -76,6 +83,14 @@ CASES: list[tuple[str, tuple[str, ...], dict[str, Any], set[int]]] = [
     ("a choice among no tools", (CHAT,), {"tool_choice": "none"}, {200}),
     ("a tool without a name", (CHAT,), {"tools": [{"type": "function", "function": {}}]}, {422}),
     ("tools nested deeply", (CHAT,), {"tools": [tool(deep(100))]}, {400}),
+    ("tools that are off nested deeply", (RESPONSES,), deep_function(200), {400}),
+    ("the same in a stream", (RESPONSES,), {**deep_function(200), "stream": True}, {400}),
+    (
+        "a schema that is off",
+        (RESPONSES,),
+        {"text": {"format": TEXT | {"schema": deep(200)}}},
+        {400},
+    ),
     ("more tools than any model reads", (CHAT,), {"tools": [tool({})] * 2000}, {422}),
     ("half a million prompts", (COMPLETIONS,), {"prompt": [[1]] * 500_000}, {422}),
     ("a prompt beyond the context", (CHAT, MESSAGES), user("x" * 5000), {400}),
