@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from benchmarks.serving.pretended_device import HostSampler, PretendedDevice
 
 from astrai.engine import InferenceEngine
 from astrai.engine.child import (
@@ -39,16 +40,19 @@ TIMES_BYTES = 8 * (2 + N_KEPT)
 class Conditions:
     """pace_s: time from step to step, 0 for none. times_layers: count what the layers of
     `no_op_server.Layers` take, which costs something itself. max_batch_size: rows of the pool.
-    in_child: the engine in a process of its own. times_file: TIMES_BYTES of 64-bit nanoseconds that
-    the executor writes: the monotonic clock at the last first token; how many steps there were;
-    then, for the last N_KEPT steps, the time from the end of one to the launch of the next, which
-    is what a GPU would wait for."""
+    in_child: the engine in a process of its own. device_step_s: where set, a pretended device that
+    takes so long for a step and runs ahead (`pretended_device`) is in the place of the pace.
+    times_file: TIMES_BYTES of 64-bit nanoseconds that the executor of the pace writes: the
+    monotonic clock at the last first token; how many steps there were; then, for the last N_KEPT
+    steps, the time from the end of one to the launch of the next, which is what a GPU would wait
+    for."""
 
     pace_s: float = 0.0
     times_layers: bool = False
     max_batch_size: int = 128
     max_seq_len: int = 4096
     in_child: bool = False
+    device_step_s: float = 0.0
     times_file: str = ""
 
 
@@ -115,7 +119,15 @@ def no_op_engine(conditions: Conditions) -> InferenceEngine:
     )
     words = [tokenizer.encode(word)[0] for word in (" river", " stone", " light", " tree")]
     # The forward is what a no-op model leaves out.
-    engine._scheduler._executor = NoOpExecutor(words, conditions)
+    scheduler = engine._scheduler
+    if conditions.device_step_s:
+        sampler = HostSampler(config.vocab_size, n_rows)
+        scheduler._publisher._sampler = sampler
+        scheduler._executor = PretendedDevice(
+            engine.cache, sampler, words, conditions.device_step_s
+        )
+    else:
+        scheduler._executor = NoOpExecutor(words, conditions)
     return engine
 
 
