@@ -12,6 +12,8 @@ the `Inbox`, which is read between two steps. One step:
 Where the executor runs ahead, a step is planned and launched while the one before it is computed,
 and the tokens of that one are read afterwards: text and events run beside the device. A request
 that has ended, or was cancelled, in the meantime has a row in one step too many, which is dropped.
+Their events go out behind the launch of the step that was planned meanwhile: their readers then use
+the interpreter while this thread waits for the device, and not while it plans and launches.
 
 Faults: a task whose logits are not finite, or whose sink raises, ends alone. A forward that fails
 under an explicitly selected backend ends the tasks of that selection. Anything else, and a kernel
@@ -208,7 +210,8 @@ class InferenceScheduler:
         for task in notes.cancelled:
             if task.status is not TaskStatus.FINISHED:  # the same id may be cancelled twice
                 self._publisher.end(task, "cancelled")
-        self._publisher.deliver()
+        if self._in_flight is None:
+            self._publisher.deliver()
         if notes.inspections:
             self._show(notes.inspections)
 
@@ -239,12 +242,14 @@ class InferenceScheduler:
         for task in plan.out_of_room:
             self._publisher.end(task, "length")
         launched = self._launch(plan)
+        self._publisher.deliver()
         self._collect()
         if launched:
             self._in_flight = InFlight(plan, began_at, launched)
         if not self._executor.runs_ahead:
             self._collect()
-        self._publisher.deliver()
+        if self._in_flight is None:
+            self._publisher.deliver()
         if launched:
             self._stats.host_step(time.perf_counter() - woken_at - self._computing_s)
         if not self._state.running:

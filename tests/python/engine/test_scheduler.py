@@ -433,6 +433,34 @@ def test_a_step_is_launched_before_the_tokens_of_the_last_are_read(
         assert not executors[0].in_flight
 
 
+def test_events_of_a_step_go_out_behind_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what their readers do with them runs while the thread waits, and not beside it."""
+    executor = run_engines_ahead(monkeypatch)
+    n_launched = 0
+    told: list[tuple[int, int]] = []
+    all_told = threading.Event()
+
+    def sink(events: list[TokenEvent]) -> None:
+        told.append((events[0].n_output, n_launched))
+        if events[0].finish_reason is not None:
+            all_told.set()
+
+    with toy_engine() as engine:
+        launch = executor[0].launch
+
+        def counted(group: Any, slots: list[int]) -> Any:
+            nonlocal n_launched
+            n_launched += 1
+            return launch(group, slots)
+
+        monkeypatch.setattr(executor[0], "launch", counted)
+        request = GenerationRequest([1], greedy(6), every_token=True)
+        engine.client.submit(request, sink)
+        assert all_told.wait(30)
+    # The token of step k while step k + 1 is computed and k + 2 is launched; six steps in all.
+    assert told == [(1, 3), (2, 4), (3, 5), (4, 6), (5, 6), (6, 6)]
+
+
 def test_a_request_that_stops_unforeseen_leaves_its_neighbours_alone(
     expected: list[list[list[int]]],
 ) -> None:
