@@ -63,6 +63,21 @@ class RowPlan:
         return len(self.slots)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """What a plan has from its slots alone: the same for as long as the same requests draw."""
+
+    slots: Sequence[int]  # [n]
+    n_padded: int
+    at: npt.NDArray[np.intp]  # slots
+    generations: npt.NDArray[np.int64]  # [n]
+    words: npt.NDArray[np.int32]  # [WORDS_PER_ROW * n_padded] without positions and edit_rows
+    has_wide: bool
+    edited: list[int]  # rows
+    n_top: list[int | None] | None
+    masked: list[int]  # rows
+
+
 @dataclass(frozen=True, slots=True)
 class RowParams:
     """Parameters of n rows on the device: views of [WORDS_PER_ROW * n] int32 words."""
@@ -132,6 +147,7 @@ class DeviceSampler(Sampler):
         self._lists = DeviceEdits(max_rows, capacity, device)
         self._device = device
         self._generation = np.zeros(len(self._flags), np.int64)  # requests a slot has had
+        self._rows: _Rows | None = None  # of the last plan, until a slot has another request
         self._workspace = torch.empty(
             ops.sample_workspace_bytes(max_rows, vocab_size), dtype=torch.uint8, device=device
         )
@@ -152,54 +168,60 @@ class DeviceSampler(Sampler):
         copies."""
         n = len(slots)
         n_padded = n if n_padded is None else n_padded
-        at = np.asarray(slots, np.intp)
-        flags = self._flags[at]
-        any_flag = int(np.bitwise_or.reduce(flags)) if n else 0
-        is_random = (flags & RANDOM) != 0
-        ends = np.cumsum([2, 2, 1, 1, 1, 1]) * n_padded
-        seeds, positions, temperature, top_p, min_p, top_k, edit_rows = np.split(words, ends)
-        seeds.view(np.uint64)[:n] = self._seed[at]
-        positions.view(np.int64)[:n] = self._position[at]
-        for column, values in (
-            (temperature, np.where(is_random, self._temperature[at], 0)),
-            (top_p, self._top_p[at]),
-            (min_p, self._min_p[at]),
-        ):
-            column.view(np.float32)[:n] = values
-            column[n:] = 0
-        top_k[:n] = self._top_k[at]
-        seeds[2 * n :] = positions[2 * n :] = 0
-        top_k[n:] = 1
-        edit_rows[:] = -1
+        rows = self._rows
+        if rows is None or rows.slots != slots or rows.n_padded != n_padded:
+            rows = self._rows = self._rows_of(slots, n_padded)
+        words[:] = rows.words
+        positions = words[2 * n_padded : 4 * n_padded].view(np.int64)
+        positions[:n] = self._position[rows.at]
         edits: list[tuple[int, LogitEdits]] = []
         errors: dict[int, str] = {}
-        if any_flag & EDITED:
-            for row in np.flatnonzero(flags & EDITED).tolist():
-                slot, pool_row = slots[row], pool_rows[row]
-                edit, n_drawn = self._edits[slot], int(self._position[slot])
-                try:
-                    self._lists.prepare(pool_row, edit, n_drawn, staging)
-                except Exception as error:
-                    _log.warning("the edits of a request cannot be made ready", exc_info=True)
-                    errors[row] = f"its logits cannot be edited: {error}"
-                    continue
-                edits.append((row, edit))
-                edit_rows[row] = pool_row
-        self._position[at] += 1
-        n_top: list[int | None] | None = None
-        if any_flag & LOGPROBS:
-            asks = ((flags & LOGPROBS) != 0).tolist()
-            n_top = [k if ask else None for k, ask in zip(self._n_top[at], asks, strict=True)]
-        masked_rows = np.flatnonzero(flags & MASKED).tolist() if any_flag & MASKED else []
-        is_wide = is_random & (self._top_k[at] > _MAX_NARROW_TOP_K)
+        edit_rows = words[-n_padded:]
+        for row in rows.edited:
+            slot, pool_row = slots[row], pool_rows[row]
+            edit, n_drawn = self._edits[slot], int(self._position[slot])
+            try:
+                self._lists.prepare(pool_row, edit, n_drawn, staging)
+            except Exception as error:
+                _log.warning("the edits of a request cannot be made ready", exc_info=True)
+                errors[row] = f"its logits cannot be edited: {error}"
+                continue
+            edits.append((row, edit))
+            edit_rows[row] = pool_row
+        self._position[rows.at] += 1
         return RowPlan(
-            slots,
-            self._generation[at],
-            bool(is_wide.any()),
-            edits,
-            n_top,
-            masked_rows,
-            errors,
+            slots, rows.generations, rows.has_wide, edits, rows.n_top, rows.masked, errors
+        )
+
+    def _rows_of(self, slots: Sequence[int], n_padded: int) -> _Rows:
+        n = len(slots)
+        at = np.asarray(slots, np.intp)
+        flags = self._flags[at]
+        is_random = (flags & RANDOM) != 0
+        words = np.zeros(WORDS_PER_ROW * n_padded, np.int32)
+        ends = np.cumsum([2, 2, 1, 1, 1, 1]) * n_padded
+        seeds, _, temperature, top_p, min_p, top_k, edit_rows = np.split(words, ends)
+        seeds.view(np.uint64)[:n] = self._seed[at]
+        temperature.view(np.float32)[:n] = np.where(is_random, self._temperature[at], 0)
+        top_p.view(np.float32)[:n] = self._top_p[at]
+        min_p.view(np.float32)[:n] = self._min_p[at]
+        top_k[:n] = self._top_k[at]
+        top_k[n:] = 1
+        edit_rows[:] = -1
+        asks = (flags & LOGPROBS) != 0
+        n_top: list[int | None] | None = None
+        if asks.any():
+            n_top = [k if ask else None for k, ask in zip(self._n_top[at], asks, strict=True)]
+        return _Rows(
+            slots=slots,
+            n_padded=n_padded,
+            at=at,
+            generations=self._generation[at],
+            words=words,
+            has_wide=bool((is_random & (self._top_k[at] > _MAX_NARROW_TOP_K)).any()),
+            edited=np.flatnonzero(flags & EDITED).tolist(),
+            n_top=n_top,
+            masked=np.flatnonzero(flags & MASKED).tolist(),
         )
 
     def draw(
@@ -272,6 +294,7 @@ class DeviceSampler(Sampler):
         grammar: CompiledGrammar | None = None,
     ) -> int:
         slot = super().add(params, prompt_ids, end_ids, grammar)
+        self._rows = None
         if slot >= len(self._generation):
             more = np.zeros(len(self._flags) - len(self._generation), np.int64)
             self._generation = np.concatenate([self._generation, more])
@@ -279,6 +302,7 @@ class DeviceSampler(Sampler):
 
     def remove(self, slot: int) -> None:
         super().remove(slot)
+        self._rows = None
         self._generation[slot] += 1
 
 

@@ -146,6 +146,7 @@ class _HostSampler(DeviceSampler):
     def __init__(self, capacity: int = VOCAB_SIZE) -> None:
         Sampler.__init__(self, VOCAB_SIZE)
         self._generation = np.zeros(64, np.int64)
+        self._rows = None
         self._device = torch.device("cpu")
         self._lists = DeviceEdits(8, capacity, self._device)
 
@@ -171,6 +172,23 @@ def test_parameters_arrive_in_their_columns_and_padding_rows_are_greedy() -> Non
     assert [plan.has_wide_rows for plan in plans] == [True] * 3
     assert all(plan.is_plain for plan in plans)
     assert not sampler.plan(slots[:2], [3, 0], words[: 2 * WORDS_PER_ROW]).has_wide_rows
+
+
+def test_a_slot_that_goes_to_another_request_brings_its_parameters() -> None:
+    sampler = _HostSampler()
+    words = np.empty(WORDS_PER_ROW * 2, np.int32)
+    slots = [sampler.add(SamplingParams(seed=1)), sampler.add(SamplingParams(seed=2, top_k=3))]
+    plans = [sampler.plan(slots, [0, 1], words) for _ in range(2)]
+    sampler.remove(slots[1])
+    assert sampler.add(SamplingParams(seed=9, top_k=7, logprobs=2)) == slots[1]
+
+    plans.append(sampler.plan(slots, [0, 1], words))
+
+    params = RowParams.of(torch.from_numpy(words))
+    assert params.seeds.tolist() == [1, 9] and params.positions.tolist() == [2, 0]
+    assert params.top_k.tolist() == [50, 7]
+    assert [plan.n_top for plan in plans] == [None, None, [None, 2]]
+    assert [plan.generations.tolist() for plan in plans] == [[0, 0], [0, 0], [0, 1]]
 
 
 def test_only_rows_that_ask_make_a_step_more_than_plain() -> None:
