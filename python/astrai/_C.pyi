@@ -23,6 +23,8 @@ class _Pybind11Type(type): ...  # the metaclass of bound classes
 
 # A list of integers, or a one-dimensional int32 or int64 buffer (numpy, array, memoryview).
 _Ints = Sequence[int] | Buffer
+# Writable: numpy's arrays are a Buffer to type checkers from Python 3.12 on only.
+_Int32Memory = Buffer | npt.NDArray[np.int32]
 
 # ---- token_table.h, token_text.h
 @final
@@ -354,7 +356,7 @@ class BatchPlan(metaclass=_Pybind11Type):
         starts: _Ints,
         q_lens: _Ints,
         *,
-        staging: Buffer,
+        staging: _Int32Memory,
         q_tile_rows: int = 64,
         pad_to: int | None = None,
         n_decode: int | None = None,
@@ -363,7 +365,7 @@ class BatchPlan(metaclass=_Pybind11Type):
 
 # ---- table_update.h
 def n_dirty_entries(spans: DirtySpans) -> int: ...
-def write_table_update(pool: PagePool, spans: DirtySpans, out: Buffer) -> None: ...
+def write_table_update(pool: PagePool, spans: DirtySpans, out: _Int32Memory) -> None: ...
 
 # ---- pinned_buffer.h
 @final

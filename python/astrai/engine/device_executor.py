@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from astrai.engine.decode_runner import DecodeRunner, graph_sizes, padded_rows
@@ -301,11 +302,12 @@ class LaunchedRows:
         if self._words is None:
             return SampledRows([], frozenset(), None)
         n = self._plan.n_rows
-        token_ids: list[int] = self._words[:n].tolist()
-        flags = self._words[self._n_padded :].view(torch.uint8)[:n]
+        words = self._words.numpy()
+        token_ids: list[int] = words[:n].tolist()
+        flags = words[self._n_padded :].view(np.uint8)[:n]
         faulty_rows = frozenset[int]()
         if flags.any():
-            faulty_rows = frozenset(flags.nonzero().flatten().tolist())
+            faulty_rows = frozenset(np.flatnonzero(flags).tolist())
         completed_rows, errors = self._sampler.note(self._plan, token_ids, faulty_rows)
         logprobs = None
         if self._plan.n_top is not None and self._tops is not None:

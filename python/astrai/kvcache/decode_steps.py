@@ -18,7 +18,6 @@ from astrai import _C
 
 from .cache import StepBatch
 from .pool import add_rope_offsets, max_decode_splits, most_splits
-from .table import int32_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +83,7 @@ class DecodeSteps:
             req_indices,
             starts,
             [1] * len(req_indices),
-            staging=int32_view(words[n_extra : n_extra + n_plan]),
+            staging=words[n_extra : n_extra + n_plan].numpy(),
             pad_to=n_rows,
             stack_len=pool.stack_len,
         )

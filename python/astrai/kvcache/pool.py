@@ -14,7 +14,7 @@ from astrai import _C
 
 from .cache import KVCache, StepBatch
 from .storage import KVStorage
-from .table import RequestTable, int32_view
+from .table import RequestTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -167,7 +167,7 @@ class PagePool:
             req_indices,
             starts,
             q_lens,
-            staging=int32_view(staged),
+            staging=staged.numpy(),
             q_tile_rows=self._q_tile_rows,
             n_decode=n_decode,
             stack_len=self.stack_len,

@@ -7,7 +7,6 @@ a step that fails before that would have carried, of all requests, comes with th
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,14 +15,6 @@ from astrai import _C
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def int32_view(tensor: Tensor) -> ctypes.Array[ctypes.c_int32]:
-    """The memory of a contiguous CPU int32 tensor as a writable buffer. The tensor must outlive it.
-
-    torch tensors do not offer the buffer protocol, and numpy is no dependency.
-    """
-    return (ctypes.c_int32 * tensor.numel()).from_address(tensor.data_ptr())
 
 
 class RequestTable:
@@ -69,7 +60,7 @@ class RequestTable:
         out: int32 [n_update_int32(spans)] in host memory. A position is an index into the flat
         table, which `PagePool` keeps within int32.
         """
-        _C.write_table_update(self._pool, spans, int32_view(out))
+        _C.write_table_update(self._pool, spans, out.numpy())
 
     def apply_update(self, update: Tensor) -> None:
         """Apply an update, already on the device, to the device table."""
