@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.inbox import Inbox
@@ -46,7 +47,7 @@ class Publisher:
         self._stats = stats
         self._strip_leading_space = strip_leading_space
         self._by_handle: dict[int, EngineTask] = {}
-        self._deliveries: dict[EventSink, list[TokenEvent]] = {}
+        self._deliveries: defaultdict[EventSink, list[TokenEvent]] = defaultdict(list)
 
     def accept(self, task: EngineTask) -> None:
         """Give a submitted task its text stream and its sampler slot, and queue it."""
@@ -63,7 +64,7 @@ class Publisher:
             )
         except ValueError as error:  # a stop that the matcher refuses
             task.status = TaskStatus.FINISHED
-            self._add(task, task.take_event("", "error", error=str(error)))
+            self._deliveries[task.on_event].append(task.take_event("", "error", error=str(error)))
             self._close(task, "error")
             return
         task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
@@ -76,41 +77,39 @@ class Publisher:
         """Turn a group's draw into text, events, ends and known tokens. Returns the tasks whose
         first token it gave."""
         tasks, token_ids = group.tasks, sampled.token_ids
-        first_tokens: list[EngineTask] = []
-        gone = {i for i, task in enumerate(tasks) if task.status is TaskStatus.FINISHED}
+        finished = TaskStatus.FINISHED
+        gone = {i for i, task in enumerate(tasks) if task.status is finished}
         faulty = (sampled.faulty_rows | sampled.errors.keys()) - gone
-        sound = range(group.n_sampled)
+        sound: Sequence[int] = range(group.n_sampled)
+        drawing, drawn = tasks[: group.n_sampled], token_ids
         if faulty or gone:
-            sound = [i for i in sound if i not in faulty and i not in gone]  # type: ignore[assignment]
-        handles = [tasks[i].text_handle for i in sound]
-        pushed = token_ids if len(sound) == len(token_ids) else [token_ids[i] for i in sound]
-        text_events = self._streams.push_batch(handles, pushed)
-        for i in sound:
-            task = tasks[i]
+            sound = [i for i in sound if i not in faulty and i not in gone]
+            drawing, drawn = [tasks[i] for i in sound], [token_ids[i] for i in sound]
+        text_events = self._streams.push_batch([task.text_handle for task in drawing], drawn)
+        for task, token_id in zip(drawing, drawn, strict=True):
             task.n_output += 1
-            task.pending_ids.append(token_ids[i])
-            if task.n_output == 1:
-                first_tokens.append(task)
+            task.pending_ids.append(token_id)
+        first_tokens = [task for task in drawing if task.n_output == 1]
         if sampled.logprobs is not None:
             for i in sound:
                 entry = sampled.logprobs[i]
                 if entry is not None:
                     tasks[i].pending_logprobs.append(entry)
-        self._stats.n_output_tokens += len(handles)
+        self._stats.n_output_tokens += len(drawing)
 
         ends = [event for event in text_events if event.finish is not None]
         whole = [tasks[i] for i in sorted(sampled.completed_rows)]  # nothing may follow these
         ended: frozenset[int] = faulty | sampled.completed_rows
         if ends:
-            finished = {event.handle for event in ends}
-            ended |= {i for i in sound if tasks[i].text_handle in finished}
+            handles = {event.handle for event in ends}
+            ended |= {i for i in sound if tasks[i].text_handle in handles}
         self._state.complete(group, token_ids, ended)
 
         by_handle = self._by_handle
         for event in text_events:
             task = by_handle[event.handle]
             if event.finish is None:
-                self._add(task, task.take_event(event.text))
+                self._deliveries[task.on_event].append(task.take_event(event.text))
             else:
                 # An answer that is whole with its last permitted token was not cut by the limit.
                 reason = event.finish
@@ -118,17 +117,16 @@ class Publisher:
                     reason = "stop"
                 last = task.take_event(event.text, reason, event.stop_string)
                 self._leave(task, reason)
-                self._add(task, last)
+                self._deliveries[task.on_event].append(last)
         for task in whole:
             if task.status is not TaskStatus.FINISHED:
                 self.end(task, "stop")
         for i in sorted(faulty):
             error = sampled.errors.get(i, _fault_of(tasks[i]))
             self.end(tasks[i], "error", error=error, keep_pages=False)
-        for i in sound:
-            task = tasks[i]
+        for task in drawing:
             if task.every_token and task.pending_ids:
-                self._add(task, task.take_event(""))
+                self._deliveries[task.on_event].append(task.take_event(""))
         return first_tokens
 
     def end(
@@ -143,18 +141,18 @@ class Publisher:
         text = self._streams.finish(task.text_handle)
         last = task.take_event(text, reason, error=error)
         self._leave(task, reason, keep_pages)
-        self._add(task, last)
+        self._deliveries[task.on_event].append(last)
 
     def end_all(self, tasks: Iterable[EngineTask], reason: FinishReason, error: str) -> None:
         """Tell open tasks that it is over, as the thread ends. Touches neither pool nor streams:
         after a fault their state is unknown, and after a stop they are dropped with the engine."""
         for task in tasks:
             self._stats.finished[reason] += 1
-            self._add(task, task.take_event("", reason, error=error))
+            self._deliveries[task.on_event].append(task.take_event("", reason, error=error))
 
     def deliver(self) -> None:
         """One call per sink. A sink that raises has lost its reader: its tasks are cancelled."""
-        deliveries, self._deliveries = self._deliveries, {}
+        deliveries, self._deliveries = self._deliveries, defaultdict(list)
         for sink, events in deliveries.items():
             try:
                 sink(events)
@@ -175,13 +173,6 @@ class Publisher:
         e2e_s = time.perf_counter() - task.submitted_at
         self._stats.task_finished(reason, e2e_s, task.n_prompt, task.n_output)
         self._inbox.close(task)
-
-    def _add(self, task: EngineTask, event: TokenEvent) -> None:
-        events = self._deliveries.get(task.on_event)
-        if events is None:
-            self._deliveries[task.on_event] = [event]
-        else:
-            events.append(event)
 
 
 def _fault_of(task: EngineTask) -> str:

@@ -74,6 +74,7 @@ class AsyncEventRouter:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._mailboxes: dict[str, _Mailbox] = {}
         self._arrived: deque[list[TokenEvent]] = deque()  # steps; the engine's thread appends
+        self._sink = self._on_events  # one object: the engine tells sinks apart in every step
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent, None]:
         """The events of one request, as `stream_all` gives them."""
@@ -105,7 +106,7 @@ class AsyncEventRouter:
             # submit and the registration run without giving the loop away, and _dispatch runs on
             # the loop: no event can arrive between the two.
             for idx, request in enumerate(requests):
-                request_id = self._client.submit(request, self._on_events)
+                request_id = self._client.submit(request, self._sink)
                 self._mailboxes[request_id] = mailbox
                 mailbox.indices[request_id] = idx
             while mailbox.indices:

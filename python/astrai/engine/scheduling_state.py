@@ -77,7 +77,7 @@ class HostPool(Protocol):
     def extend_batch(self, req_indices: list[int], new_lens: list[int]) -> int: ...
     def append_batch(self, req_indices: list[int], token_ids: list[int]) -> None: ...
     def append_pending(self, req_indices: list[int]) -> None: ...
-    def settle(self, req_indices: list[int], token_ids: list[int]) -> None: ...
+    def settle(self, req_indices: list[int], token_ids: Sequence[int]) -> None: ...
     def commit(self, req_idx: int, n_written: int) -> int: ...
     def release(self, req_idx: int) -> None: ...
     def tokens(self, req_idx: int) -> list[int]: ...
@@ -169,20 +169,24 @@ class SchedulingState(Generic[T]):
         """A group's forward is done. token_ids: [n_sampled]. ended: indices of tasks whose token
         was their last; `finish` them afterwards. Tasks that have finished since the plan do not
         count: their rows may be another's by now."""
-        rows, known_ids = [], []
-        for i, (task, q_len) in enumerate(zip(group.tasks, group.q_lens, strict=True)):
-            if task.status is not TaskStatus.RUNNING:
-                continue
-            task.n_written += q_len
-            if task.n_written <= task.n_prefill and i not in ended:
+        running, n_sampled, n_decode = TaskStatus.RUNNING, group.n_sampled, group.n_decode
+        for task, q_len in zip(group.tasks, group.q_lens, strict=True):
+            if task.status is running:
+                task.n_written += q_len
+        for i, task in enumerate(group.tasks[n_decode:], n_decode):
+            if task.status is running and i not in ended:
                 self._pool.commit(task.req_idx, task.n_written)
-            if i < group.n_sampled:
+        known: list[int] = []
+        for i, task in enumerate(group.tasks[:n_sampled]):
+            if task.status is running:
                 task.n_pending -= 1
                 if i not in ended:
-                    rows.append(task.req_idx)
-                    known_ids.append(token_ids[i])
-        if rows:
-            self._pool.settle(rows, known_ids)
+                    known.append(i)
+        if len(known) == len(group.tasks):
+            self._pool.settle(group.req_indices, token_ids)
+        elif known:
+            rows = [group.req_indices[i] for i in known]
+            self._pool.settle(rows, [token_ids[i] for i in known])
 
     # The four phases
 
@@ -190,21 +194,30 @@ class SchedulingState(Generic[T]):
         """Whether the next plan needs no result of those before: it surely finds a slot for every
         token, so that it preempts no task, whose tokens must be known, and ends none. False also
         where most tasks would only wait: their step is worth more than the time of reading."""
-        page_size, max_seq_len = self._pool.page_size, self._pool.max_seq_len
-        n_pages = n_decode = n_waiting = 0
-        for task in self.running:
-            if task.decodes:
-                if task.n_planned >= max_seq_len or self._outgrows_its_keys(task):
-                    return False
-                n_pages += task.n_planned % page_size == 0
-                n_decode += 1
-            elif task.awaits_a_token:
-                n_waiting += 1
-        if n_waiting > n_decode:
+        n_free = self._pool.n_free_pages + self._pool.n_cached_pages
+        return self._has_ample_room(n_free) or self._has_room(n_free)
+
+    def _has_ample_room(self, n_free: int) -> bool:
+        """Whether a plan needs no result even if all decode and take a page: mostly so, and known
+        by less than `_has_room` looks at."""
+        return (
+            (self._pool.contiguous or len(self.running) <= n_free)
+            and self._rope_switch_len is None
+            and sum([task.waits_for_tokens for task in self.running]) == 0
+            and max([task.n_planned for task in self.running], default=0) < self._pool.max_seq_len
+        )
+
+    def _has_room(self, n_free: int) -> bool:
+        decoding = [task for task in self.running if task.decodes]
+        n_waiting = sum([task.awaits_a_token for task in self.running])
+        if n_waiting > len(decoding):
             return False
-        if self._pool.contiguous:
-            return True
-        return n_pages <= self._pool.n_free_pages + self._pool.n_cached_pages
+        for task in decoding:
+            if task.n_planned >= self._pool.max_seq_len or self._outgrows_its_keys(task):
+                return False
+        page_size = self._pool.page_size
+        n_pages = sum([task.n_planned % page_size == 0 for task in decoding])
+        return self._pool.contiguous or n_pages <= n_free
 
     def plan(self) -> StepPlan[T]:
         """Decide the next step: cleanup, refill, prefill, decode. Its tokens count as planned and
@@ -217,11 +230,13 @@ class SchedulingState(Generic[T]):
         chunks = self._prefill(prefilling, budget)
         decoding, starved = self._decode()
         out_of_room += starved
-        work = [(task, 1) for task in self.running if task.replays]
-        work += [(task, 1) for task in decoding]
         # A task that was preempted for the sake of the decoding ones has lost its chunk.
-        work += [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
-        groups = _group(work, has_offsets=self._rope_switch_len is not None)
+        chunks = [(task, q_len) for task, q_len in chunks if task.req_idx >= 0]
+        groups: list[StepGroup[T]] = []
+        if self._is_batch_invariant:
+            replays = [(task, 1) for task in self.running if task.replays]
+            groups += self._groups([], replays, is_replay=True)
+        groups += self._groups(decoding, chunks)
         for group in groups:
             self._promise(group)
         admitted, self._admitted = self._admitted, []
@@ -398,6 +413,8 @@ class SchedulingState(Generic[T]):
         """Start the tasks anew whose texts become long ones, from their tokens; each keeps its
         place among the others. Returns those that must end for lack of room."""
         out_of_room: list[T] = []
+        if self._rope_switch_len is None:
+            return out_of_room
         outgrown = [t for t in self.running if t.decodes and self._outgrows_its_keys(t)]
         for task in outgrown:
             if task.status is not TaskStatus.RUNNING:
@@ -488,30 +505,43 @@ class SchedulingState(Generic[T]):
         task.req_idx = -1
         self._has_new_room = True
 
-
-def _group(work: list[tuple[T, int]], has_offsets: bool) -> list[StepGroup[T]]:
-    """One group per attention selection, and one for its replays, in order of first appearance."""
-    by_kind: dict[tuple[int, bool], list[tuple[T, int]]] = {}
-    for item in work:
-        kind = (id(item[0].selection), item[0].replays)  # submit made equal selections identical
-        by_kind.setdefault(kind, []).append(item)
-    groups = []
-    for (_, is_replay), members in by_kind.items():  # decoding tasks come first, as in work
-        # What ends before a token that is not known draws none and goes last.
-        partial = [m for m in members if m[0].n_planned + m[1] < m[0].n_known]
-        if partial:
-            members = [m for m in members if m[0].n_planned + m[1] >= m[0].n_known] + partial
-        groups.append(
-            StepGroup(
-                selection=members[0][0].selection,
-                tasks=[task for task, _ in members],
-                req_indices=[task.req_idx for task, _ in members],
-                starts=[task.n_planned for task, _ in members],
-                q_lens=[q_len for _, q_len in members],
-                n_sampled=len(members) - len(partial),
-                n_decode=sum(task.n_planned >= task.n_prefill for task, _ in members),
-                rope_offsets=[task.rope_offset for task, _ in members] if has_offsets else None,
-                is_replay=is_replay,
+    def _groups(
+        self, decoding: list[T], chunks: list[tuple[T, int]], is_replay: bool = False
+    ) -> list[StepGroup[T]]:
+        """One group per attention selection, in order of first appearance. chunks: tasks beside the
+        decoding ones, with how many tokens they compute; all of a replay are."""
+        # submit made equal selections identical
+        selections = dict.fromkeys([id(task.selection) for task in decoding])
+        selections |= dict.fromkeys([id(task.selection) for task, _ in chunks])
+        if len(selections) == 1:
+            return [self._group(decoding, chunks, is_replay)]
+        return [
+            self._group(
+                [task for task in decoding if id(task.selection) == selection],
+                [chunk for chunk in chunks if id(chunk[0].selection) == selection],
+                is_replay,
             )
+            for selection in selections
+        ]
+
+    def _group(
+        self, decoding: list[T], chunks: list[tuple[T, int]], is_replay: bool
+    ) -> StepGroup[T]:
+        # What ends before a token that is not known draws none and goes last.
+        partial = [(t, q_len) for t, q_len in chunks if t.n_planned + q_len < t.n_known]
+        if partial:
+            chunks = [(t, q_len) for t, q_len in chunks if t.n_planned + q_len >= t.n_known]
+            chunks += partial
+        tasks = decoding + [task for task, _ in chunks]
+        has_offsets = self._rope_switch_len is not None
+        return StepGroup(
+            selection=tasks[0].selection,
+            tasks=tasks,
+            req_indices=[task.req_idx for task in tasks],
+            starts=[task.n_planned for task in tasks],
+            q_lens=[1] * len(decoding) + [q_len for _, q_len in chunks],
+            n_sampled=len(tasks) - len(partial),
+            n_decode=len(tasks) if is_replay else len(decoding),
+            rope_offsets=[task.rope_offset for task in tasks] if has_offsets else None,
+            is_replay=is_replay,
         )
-    return groups

@@ -54,7 +54,11 @@ class Task:
     @property
     def decodes(self) -> bool:
         """Whether the next step can draw another token from the one drawn last."""
-        return self._has_more_to_draw and not (self.waits_for_tokens and self.n_pending)
+        return (
+            self.n_planned >= self.n_known
+            and (self.max_tokens is None or self.n_drawn < self.max_tokens)
+            and not (self.waits_for_tokens and self.n_pending)
+        )
 
     @property
     def replays(self) -> bool:
@@ -63,11 +67,10 @@ class Task:
 
     @property
     def awaits_a_token(self) -> bool:
-        """Whether it could, were the token drawn last known."""
-        return self._has_more_to_draw and self.waits_for_tokens and self.n_pending > 0
-
-    @property
-    def _has_more_to_draw(self) -> bool:
-        if self.n_planned < self.n_known:
-            return False
-        return self.max_tokens is None or self.n_drawn < self.max_tokens
+        """Whether it would decode, were the token drawn last known."""
+        return (
+            self.n_planned >= self.n_known
+            and (self.max_tokens is None or self.n_drawn < self.max_tokens)
+            and self.waits_for_tokens
+            and self.n_pending > 0
+        )
