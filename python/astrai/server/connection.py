@@ -16,11 +16,36 @@ from astrai import _C
 from astrai.server.turn_transport import TurnTransport
 
 _EXTENSION = "astrai.transport"
+_MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other parser has it; this one has no limit of its own
+_HEAD_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 class TransportProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which sends what it writes in one turn together, and also tells the
-    application the transport of a request."""
+    application the transport of a request. It reads no head of any length: the application, which
+    limits bodies and asks for keys, sees a request when its head has ended."""
+
+    _n_head_bytes = 0  # since the last piece of a body or the end of a request: head, or trailers
+
+    def data_received(self, data: bytes) -> None:
+        self._n_head_bytes += len(data)
+        super().data_received(data)
+        if self._n_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+            # Behind a request that is being answered there is no place for another answer.
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._n_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._n_head_bytes = 0
+        super().on_message_complete()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(TurnTransport(transport))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -127,6 +128,46 @@ def test_keep_alive_connections_serve_one_stream_after_another(live: Live, sends
     streams = [live.stream("/v1/completions", {"prompt": "a", "max_tokens": 9}) for _ in range(3)]
     assert {whole_text(stream)["0"] for stream in streams} == {live.script.text[:9]}
     assert sends.n_payloads > 9
+
+
+def exchange(live: Live, parts: list[bytes]) -> bytes:
+    """The answer to bytes that are sent part by part. Of a server that reads them no further the
+    client may see a broken connection in its place."""
+    url = urlsplit(live.url)
+    answer = b""
+    with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+        try:
+            for part in parts:
+                client.sendall(part)
+                time.sleep(0.002)  # no read of the server takes two parts whole
+            while piece := client.recv(65536):
+                answer += piece
+        except ConnectionError:
+            pass
+    return answer
+
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [[GET], [GET, b"a: "], [b"GET /"], [POST, b"2\r\n{}\r\n0\r\n"], [POST, b"2;"]],
+    ids=["headers", "a header", "a path", "trailers", "a chunk"],
+)
+def test_no_head_is_read_without_end(live: Live, endless: list[bytes]) -> None:
+    lines = endless[-1].endswith(b"\n")
+    parts = [b"b: " + b"c" * 1000 + b"\r\n" if lines else b"c" * 1000] * 400
+    assert b" 200 " not in exchange(live, endless + parts)
+    assert live.http.get("/health").status_code == 200
+
+
+def test_long_heads_and_many_requests_of_one_connection_are_served(live: Live) -> None:
+    cookie = b"Cookie: " + b"c" * 30_000 + b"\r\n"
+    heads = [GET + cookie + b"\r\n"] * 9 + [GET + cookie + END]
+    assert exchange(live, heads).count(b"HTTP/1.1 200 OK") == 10
 
 
 def test_a_server_that_tells_no_transport_is_written_to_through_the_layers() -> None:
