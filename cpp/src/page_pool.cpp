@@ -223,14 +223,19 @@ void PagePool::settle(Int32Span req_indices, Int32Span token_ids) {
     throw std::invalid_argument("PagePool.settle: " + std::to_string(req_indices.size) + " req_indices but " +
                                 std::to_string(token_ids.size) + " token_ids");
   }
-  for (const int32_t req_idx : req_indices) {
-    if (row_in_use("settle", req_idx).n_pending > 0) continue;
-    throw std::invalid_argument("PagePool.settle: row " + std::to_string(req_idx) +
-                                " has no pending token; append_pending() it first");
-  }
+  for (const int32_t req_idx : req_indices) row_in_use("settle", req_idx);
   for (int64_t i = 0; i < req_indices.size; ++i) {
     Row& row = rows_[static_cast<size_t>(req_indices[i])];
-    row.tokens[row.tokens.size() - static_cast<size_t>(row.n_pending--)] = token_ids[i];
+    if (row.n_pending > 0) {
+      row.tokens[row.tokens.size() - static_cast<size_t>(row.n_pending--)] = token_ids[i];
+      continue;
+    }
+    for (int64_t k = i - 1; k >= 0; --k) {  // take the tokens before it back
+      Row& settled = rows_[static_cast<size_t>(req_indices[k])];
+      settled.tokens[settled.tokens.size() - static_cast<size_t>(++settled.n_pending)] = kPendingId;
+    }
+    throw std::invalid_argument("PagePool.settle: row " + std::to_string(req_indices[i]) + " at position " + std::to_string(i) +
+                                " has no pending token, or fewer than it is named; append_pending() it first");
   }
 }
 

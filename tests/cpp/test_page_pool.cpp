@@ -118,6 +118,20 @@ TEST_CASE("page pool: a pending token is settled in order and not committed befo
   CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 7, 8, 9});
 }
 
+TEST_CASE("page pool: a row that is named more often than it has pending tokens settles none") {
+  PagePool pool(2, 16, 1, 16);
+  const int32_t row = pool.admit(span_of({1, 2, 3}))->req_idx;
+  const int32_t other = pool.admit(span_of({4}))->req_idx;
+  pool.append_pending(span_of({row, other, row}));
+  CHECK_THROWS_AS(pool.settle(span_of({row, other, row, row}), span_of({5, 6, 7, 8})), std::invalid_argument);
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, PagePool::kPendingId, PagePool::kPendingId});
+  CHECK(vector_of(pool.row_tokens(other)) == Ints{4, PagePool::kPendingId});
+  pool.settle(span_of({row, other, row}), span_of({5, 6, 7}));
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 5, 7});
+  pool.append(row, 9);
+  CHECK(vector_of(pool.row_tokens(other)) == Ints{4, 6});
+}
+
 TEST_CASE("page pool: slots follow the pages, and dirty spans cover what was written") {
   PagePool pool(2, 7, 4, 16);
   const int32_t a = pool.admit(span_of({1, 2, 3}))->req_idx;

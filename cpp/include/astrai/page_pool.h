@@ -73,7 +73,7 @@ class PagePool {
   void append_batch(Int32Span req_indices, Int32Span token_ids);
   // A token that a step in flight is drawing: append() of kPendingId for each row, each named once.
   void append_pending(Int32Span req_indices);
-  // The step is done: the oldest pending token of each row gets its id. Throws before any change on a row without one.
+  // The step is done: the oldest pending token of each row gets its id. Throws, and nothing changed, on a row without one.
   void settle(Int32Span req_indices, Int32Span token_ids);
   // The row's first n_written tokens are in KV by a completed forward: records their whole pages in the tree. Returns the
   // number of pages recorded. Throws std::invalid_argument when n_written exceeds the row's slots or its tokens
