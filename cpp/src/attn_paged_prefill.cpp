@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 constexpr int kAllKeys = 1 << 30;
+constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 constexpr int kMaxSplits = 65535;
 constexpr int kMaxHeadsPerTile = 16;  // more would leave many of a tile's rows unused
 
@@ -68,9 +70,14 @@ void check_splits(ShapeCheck& check, const PagedPrefillTensors& t, const Prefill
            std::to_string(check.size("n_tiles")) + " of q_tile_to_batch";
   });
   if (splits.n_tiles == 0) return;
-  check.require(splits.n_splits >= 2 && splits.n_splits <= kMaxSplits && splits.split_len >= 1, [&] {
+  const bool is_len_in_range = splits.split_len >= 1 && splits.split_len <= kAllKeys;
+  check.require(splits.n_splits >= 2 && splits.n_splits <= kMaxSplits && is_len_in_range, [&] {
     return "n_splits is " + std::to_string(splits.n_splits) + " and split_len " + std::to_string(splits.split_len) +
-           "; accepted: 2 to " + std::to_string(kMaxSplits) + " splits of 1 key or more";
+           "; accepted: 2 to " + std::to_string(kMaxSplits) + " splits of 1 to 2^30 keys";
+  });
+  check.require(int64_t{splits.n_tiles} * splits.n_splits * check.size("n_heads") <= kInt32Max, [&] {
+    return std::to_string(splits.n_tiles) + " tiles in " + std::to_string(splits.n_splits) + " splits are more than 2^31 - 1 " +
+           "parts of heads; split fewer";
   });
   check.require(t.workspace.data != nullptr, "n_split_tiles needs a workspace; pass one or no splits");
   check.shape("workspace", t.workspace, {"workspace_size"}).dtype("workspace", t.workspace, {DType::kFloat32});
@@ -81,6 +88,10 @@ void check_splits(ShapeCheck& check, const PagedPrefillTensors& t, const Prefill
 }  // namespace
 
 int prefill_heads_per_tile(int n_heads, int n_kv_heads) {
+  if (n_heads < 1 || n_kv_heads < 1 || n_heads % n_kv_heads != 0) {
+    throw std::invalid_argument("attn_paged_prefill: n_heads is " + std::to_string(n_heads) + " and n_kv_heads " +
+                                std::to_string(n_kv_heads) + "; n_heads must be a positive multiple of n_kv_heads");
+  }
   const int group = n_heads / n_kv_heads;
   int heads = group < kMaxHeadsPerTile ? group : kMaxHeadsPerTile;
   while (group % heads != 0) --heads;

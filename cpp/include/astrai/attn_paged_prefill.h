@@ -36,7 +36,8 @@ struct PrefillSplitPlan {
 // Splits by which a launch of few rows over long keys fills n_multiprocessors; none where that gains nothing. Tiles are
 // taken to be of q_tile_rows rows and in the order of BatchPlan, those that see most keys last.
 // q_lens, kv_lens: [batch] of the requests that have tiles. window: 0 for all keys. The result depends on all of these, and
-// with it the last bits of a row: where they must not depend on the batch, pass no splits. O(tiles).
+// with it the last bits of a row: where they must not depend on the batch, pass no splits. O(tiles). As the next, it throws
+// std::invalid_argument for sizes below 1 and an n_heads that is no multiple of n_kv_heads.
 PrefillSplitPlan plan_prefill_splits(const std::vector<int>& q_lens, const std::vector<int>& kv_lens, int q_tile_rows,
                                      int n_heads, int n_kv_heads, int window, int n_multiprocessors);
 // float32 elements of a workspace that is enough for every plan of plan_prefill_splits() with these sizes.

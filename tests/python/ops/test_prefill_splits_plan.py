@@ -129,6 +129,31 @@ def test_lengths_that_do_not_fit_are_refused() -> None:
         plan([1], [3], q_tile_rows=0)
 
 
+@pytest.mark.parametrize("heads", [(4, 8), (12, 8), (0, 8), (8, 0), (8, -8)], ids=str)
+def test_heads_that_do_not_divide_are_refused(heads: tuple[int, int]) -> None:
+    n_heads, n_kv_heads = heads
+
+    with pytest.raises(ValueError, match="must be"):
+        plan([4096], [4096], n_heads=n_heads, n_kv_heads=n_kv_heads)
+    with pytest.raises(ValueError, match="n_heads must be a positive multiple of n_kv_heads"):
+        _C.prefill_workspace_size(64, n_heads, n_kv_heads, 128, 132)
+
+
+def test_a_workspace_of_no_size_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^prefill_workspace_size: .* must be positive"):
+        _C.prefill_workspace_size(64, 8, 8, 128, 0)
+
+
+def test_lengths_up_to_the_largest_integer_are_planned() -> None:
+    largest = 2**31 - 1
+
+    assert plan([largest], [largest]) == NONE  # more tiles than are looked at
+    n_split_tiles, n_splits, split_len = plan([16], [largest])
+    assert n_split_tiles == 1
+    assert n_splits * split_len >= largest
+    assert plan([16, 16], [-largest - 1, 100_016]) == plan([16, 16], [0, 100_016])
+
+
 FLOATS = torch.zeros(1000)
 
 
@@ -139,6 +164,7 @@ FLOATS = torch.zeros(1000)
         ({"splits": (-1, 2, 64), "workspace": FLOATS}, "n_split_tiles is -1; accepted"),
         ({"splits": (1, 1, 64), "workspace": FLOATS}, "n_splits is 1 and split_len 64; accepted"),
         ({"splits": (1, 2, 0), "workspace": FLOATS}, "n_splits is 2 and split_len 0; accepted"),
+        ({"splits": (1, 2, 2**30 + 1), "workspace": FLOATS}, "n_splits is 2 .*; accepted"),
         ({"splits": (1, 2, 64)}, "n_split_tiles needs a workspace"),
         ({"splits": (1, 2, 64), "workspace": FLOATS.half()}, "workspace is float16; accepted"),
         ({"splits": (1, 2, 64), "workspace": FLOATS[::2]}, "workspace of shape .* contiguous"),
