@@ -11,6 +11,7 @@ namespace astrai {
 namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxRows = 65535 * int64_t{128};      // of x: tiles of 128 are the second dimension of a grid
 constexpr int kMaxParts = 4;                            // larger clusters leave multiprocessors idle
 constexpr int64_t kManyRows = 8192;                     // of weights, counted once for each part: enough for all multiprocessors
 constexpr int64_t kPanelLen = 64, kMinPartPanels = 4;  // of the inner dimension
@@ -36,7 +37,9 @@ NarrowLinearArgs check_narrow_linear(const NarrowLinearTensors& tensors, const s
   check.require(starts_on_vector(out.data, {n_rows > 1 ? out.stride(0) : 0}, out.dtype),
                 "out has rows that are not on 16 bytes");
   check.require(n_products <= kMaxInt / 2, [&] { return "weight has shape " + shape_string(weight) + "; at most 2^30 rows"; });
-  check.require(n_rows <= kMaxInt / 2, [&] { return "x has shape " + shape_string(x) + "; at most 2^30 rows"; });
+  check.require(n_rows <= kMaxRows && row_len <= kMaxInt / 2, [&] {
+    return "x has shape " + shape_string(x) + "; at most " + std::to_string(kMaxRows) + " rows of 2^30 elements";
+  });
   if (bias) {
     check.shape("bias", *bias, {"N"}).dtype("bias", *bias, {x.dtype}).contiguous_from(0, "bias", *bias);
     check.require(starts_on_vector(bias->data, {}, bias->dtype), "bias is not on 16 bytes");

@@ -14,12 +14,13 @@ namespace {
 constexpr int kMaxRows = 16;                   // of the matrix instruction
 constexpr int64_t kMaxSharedBytes = 88 << 10;  // for the rows; 8.6 and 8.9 have 99 KB a block, partial sums take 8
 constexpr int64_t kRowOverhead = 64 + 256;     // bytes of padding and of sums of squares, see the kernel
+constexpr int64_t kMaxNormLen = 64 * 32 * 8;   // elements of a row whose sums of squares, of 32 vectors each, the kernel holds
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 
 }  // namespace
 
 int skinny_linear_max_rows(int64_t row_len) {
-  if (row_len < 1) return 0;
+  if (row_len < 1 || row_len > kMaxSharedBytes) return 0;
   return static_cast<int>(std::min<int64_t>(kMaxRows, kMaxSharedBytes / (2 * row_len + kRowOverhead)));
 }
 
@@ -42,6 +43,10 @@ SkinnyLinearArgs check_skinny_linear(const SkinnyLinearTensors& tensors, const S
     const TensorView& norm = *options.norm_weight;
     check.shape("norm_weight", norm, {"K"}).dtype("norm_weight", norm, {x.dtype}).contiguous_from(0, "norm_weight", norm);
     check.require(starts_on_vector(norm.data, {}, norm.dtype), "norm_weight is not on 16 bytes");
+    check.require(row_len <= kMaxNormLen, [&, row_len = row_len] {
+      return "norm_weight has " + std::to_string(row_len) + " elements; accepted: up to " + std::to_string(kMaxNormLen) +
+             ". Call rms_norm first";
+    });
     check.require(options.eps >= 0, [&] { return "eps is " + std::to_string(options.eps) + "; accepted: 0 or more"; });
   }
 

@@ -19,6 +19,20 @@ TEST_CASE("narrow_linear: few rows of weights are summed in parts, as long as a 
   CHECK(astrai::narrow_linear_n_parts(1024, 448) == 1);
 }
 
+TEST_CASE("narrow_linear: sizes that the kernel's 32 bits or its grid cannot hold are refused") {
+  alignas(16) char elsewhere[16];
+  const auto check = [&](int64_t n_rows, int64_t row_len) {
+    const TensorView x_view = row_major({n_rows, row_len}, DType::kBFloat16);
+    const TensorView weight_view = row_major({8, row_len}, DType::kBFloat16);
+    const TensorView out_view = row_major({n_rows, 8}, DType::kBFloat16, elsewhere);
+    astrai::check_narrow_linear({x_view, weight_view, out_view}, std::nullopt, astrai::SkinnyOutput::kStore);
+  };
+  CHECK_NOTHROW(check(65535 * 128, 64));
+  CHECK_THROWS_AS(check(65535 * 128 + 1, 64), std::invalid_argument);
+  CHECK_NOTHROW(check(1, int64_t{1} << 29));
+  CHECK_THROWS_AS(check(1, int64_t{1} << 31), std::invalid_argument);
+}
+
 TEST_CASE("narrow_linear: checked arguments have the sizes and what becomes of the product") {
   alignas(16) char elsewhere[16];
   const TensorView x_view = row_major({3, 64}, DType::kBFloat16), weight_view = row_major({32, 64}, DType::kBFloat16);

@@ -25,7 +25,8 @@ struct SkinnyLinearTensors {
 
 struct SkinnyLinearOptions {
   std::optional<TensorView> bias;         // [N]
-  std::optional<TensorView> norm_weight;  // [K]: rms_norm(x) takes the place of x, bit for bit that of <astrai/fused_ops.h>
+  std::optional<TensorView> norm_weight;  // [K], K up to 16384: rms_norm(x) takes the place of x, bit for bit that of
+                                          // <astrai/fused_ops.h>
   float eps = 0;                          // of the norm
   SkinnyOutput output = SkinnyOutput::kStore;
 };
