@@ -32,7 +32,7 @@ constexpr int64_t kMemberInt32 = sizeof(DecodeMember) / sizeof(int32_t);
 constexpr int64_t kUnitInt32 = sizeof(DecodeUnit) / sizeof(int32_t);
 constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 
-int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit; }
+int64_t ceil_div(int64_t n, int64_t unit) { return n / unit + (n % unit != 0 ? 1 : 0); }
 
 // Gives each section its place and returns the elements in use.
 int64_t place(std::array<PlanSection, 14>& sections, int64_t total_q, int64_t n_rows, int64_t n_decode,

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -171,4 +172,19 @@ TEST_CASE("staging_size suffices for the largest plan and a smaller buffer is re
   const Layout layout = plan.build(rows.view(), {values.data(), static_cast<int64_t>(values.size())}, {1});
   CHECK(layout.n_int32 <= static_cast<int64_t>(values.size()));
   CHECK_THROWS_AS(plan.build(rows.view(), {values.data(), layout.n_int32 - 1}, {1}), std::invalid_argument);
+}
+
+TEST_CASE("the largest tiles and splits are one each, and count as such") {
+  PagePool pool(4, 8);
+  const int32_t a = admit(pool, 2, 0), b = admit(pool, 3, 0);
+  BatchPlan plan(pool, 64, 4, std::numeric_limits<int64_t>::max());
+  const Rows rows{{b, a}, {2, 0}, {1, 2}};
+  Staging staging;
+
+  const Layout layout = plan.build(rows.view(), staging.view(), {std::numeric_limits<int64_t>::max(), 0, 1});
+
+  CHECK(layout.n_tiles == 1);
+  CHECK(layout.n_splits == 1);
+  CHECK(staging.section(layout, "q_tile_to_batch") == Values{1});
+  CHECK(staging.section(layout, "decode_split_indptr") == Values{0, 1});
 }
