@@ -39,7 +39,13 @@ bool Allocator::alloc_many(int64_t n, int32_t* out) {
   for (int64_t i = n_from_free; i < n; ++i) {
     out[i] = cached_.oldest();
     cached_.remove(out[i]);
-    if (on_evict_) on_evict_(out[i]);
+  }
+  if (!on_evict_) return true;
+  try {
+    for (int64_t i = n_from_free; i < n; ++i) on_evict_(out[i]);
+  } catch (...) {
+    for (int64_t i = 0; i < n; ++i) free_.set(out[i]);
+    throw;
   }
   return true;
 }

@@ -28,7 +28,8 @@ class Allocator {
   // Throws std::invalid_argument unless 1 <= n_pages < 2^31.
   explicit Allocator(int64_t n_pages);
 
-  // Called with each page that alloc evicts, after it left the cached state. It must not call back into the allocator.
+  // Called with each page that alloc evicts, after it left the cached state. It must not call back into the allocator. What it
+  // throws goes to alloc's caller, who gets no page: all that were asked for are free.
   void set_on_evict(std::function<void(int32_t)> on_evict) { on_evict_ = std::move(on_evict); }
 
   // A page with ref_count 1: the lowest free one, else the least recently cached one. -1 when all pages are held.

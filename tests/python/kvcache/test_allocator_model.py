@@ -115,6 +115,22 @@ TestAllocatorMachine = AllocatorMachine.TestCase
 TestAllocatorMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_pages_whose_eviction_is_not_taken_note_of_are_free() -> None:
+    def refuse(page: int) -> None:
+        raise LookupError(page)
+
+    allocator = _C.Allocator(4)
+    for page in [allocator.alloc() for _ in range(3)]:
+        allocator.free(page, keep_cached=True)
+    allocator.set_on_evict(refuse)
+
+    with pytest.raises(LookupError, match="0"):
+        allocator.alloc_many(3)
+
+    allocator.check_integrity()
+    assert (allocator.n_free, allocator.n_cached, allocator.n_held) == (3, 1, 0)
+
+
 def test_rows_of_the_table_come_all_or_none_and_first_in_first_out() -> None:
     table = _C.ReqToTokenPool(3, 8)
     assert table.alloc(2) == [0, 1]
