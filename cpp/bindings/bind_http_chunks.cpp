@@ -2,6 +2,7 @@
 #include "astrai/http_chunks.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <stdexcept>
 #include <vector>
@@ -14,8 +15,7 @@ namespace astrai::bindings {
 
 namespace {
 
-// Views of the payloads, which the caller's list keeps alive.
-std::vector<HttpChunk> chunks_of(const py::list& fds, const py::list& payloads) {
+std::vector<HttpChunk> chunks_of(const std::vector<int>& fds, const std::vector<py::bytes>& payloads) {
   if (fds.size() != payloads.size()) {
     throw std::invalid_argument("send_http_chunks: " + std::to_string(fds.size()) + " fds for " +
                                 std::to_string(payloads.size()) + " payloads");
@@ -23,7 +23,7 @@ std::vector<HttpChunk> chunks_of(const py::list& fds, const py::list& payloads) 
   std::vector<HttpChunk> chunks;
   chunks.reserve(fds.size());
   for (std::size_t i = 0; i < fds.size(); ++i) {
-    chunks.push_back({py::cast<int>(fds[i]), static_cast<std::string_view>(py::cast<py::bytes>(payloads[i]))});
+    chunks.push_back({fds[i], static_cast<std::string_view>(payloads[i])});
   }
   return chunks;
 }
@@ -33,7 +33,8 @@ std::vector<HttpChunk> chunks_of(const py::list& fds, const py::list& payloads) 
 void bind_http_chunks(py::module_& m) {
   m.def(
       "send_http_chunks",
-      [](const py::list& fds, const py::list& payloads) {
+      // Vectors of their own: another thread may change a list of Python's while the chunks are sent.
+      [](const std::vector<int>& fds, const std::vector<py::bytes>& payloads) {
         const std::vector<HttpChunk> chunks = chunks_of(fds, payloads);
         std::vector<UnsentChunk> unsent;
         {

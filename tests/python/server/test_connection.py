@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import socket
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -248,3 +250,30 @@ def test_only_plain_http_1_1_has_a_stream_socket_whatever_a_proxy_says() -> None
 def test_the_core_refuses_lists_that_do_not_match() -> None:
     with pytest.raises(ValueError, match="1 fds for 0 payloads"):
         _C.send_http_chunks([0], [])
+
+
+def test_payloads_live_while_the_core_sends_them_whatever_becomes_of_their_list() -> None:
+    sent = [bytes([i]) * (1 << 22) for i in range(32)]  # whose memory goes when they do
+    payloads = [bytes(bytearray(payload)) for payload in sent]
+    begun = threading.Event()
+
+    def clear() -> None:
+        begun.wait()
+        payloads.clear()
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)  # the other thread runs when the core lets go of the lock, not before
+    ours, theirs = socket.socketpair()
+    try:
+        with ours, theirs:
+            begun.set()
+            unsent = _C.send_http_chunks([ours.fileno()] * len(sent), payloads)
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
+    assert not payloads
+    assert [rest for idx, rest in unsent if idx > 0] == [
+        b"400000\r\n" + payload + b"\r\n" for payload in sent[1:]
+    ]
