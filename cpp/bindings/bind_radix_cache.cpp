@@ -16,34 +16,37 @@ namespace {
 
 // A held prefix, as Python sees it. The hold ends with RadixCache.release(hold), once.
 struct RadixHold {
-  int32_t node = -1;  // -1 after release
+  const RadixCache* tree = nullptr;  // kept alive, so that no other is taken for it
+  int32_t node = -1;                 // -1 after release
   int64_t n_pages = 0;
   int64_t n_tokens = 0;
   MissReason miss_reason = MissReason::kEndOfPrompt;
   int64_t miss_position = 0;
 };
 
-void check_held(const char* operation, const RadixHold& hold) {
-  if (hold.node < 0) throw std::invalid_argument(std::string("RadixCache.") + operation + ": the hold was released");
+void check_held(const char* operation, const RadixCache& tree, const RadixHold& hold) {
+  const char* refusal = hold.tree != &tree ? ": the hold is of another RadixCache" : ": the hold was released";
+  if (hold.tree != &tree || hold.node < 0) throw std::invalid_argument(std::string("RadixCache.") + operation + refusal);
 }
 
 RadixHold match(RadixCache& tree, Int32Argument& ids, const std::string& namespace_name) {
   const RadixMatch found = tree.lookup(ids.span(), namespace_name);
   const RadixMiss miss = tree.explain_miss(found, ids.span());
-  RadixHold hold{-1, found.n_pages, static_cast<int64_t>(found.n_pages) * tree.page_size(), miss.reason, miss.position};
+  RadixHold hold{&tree,       -1,           found.n_pages, static_cast<int64_t>(found.n_pages) * tree.page_size(),
+                 miss.reason, miss.position};
   hold.node = tree.lock(found, namespace_name);
   return hold;
 }
 
 void release(RadixCache& tree, RadixHold& hold) {
-  check_held("release", hold);
+  check_held("release", tree, hold);
   tree.unlock(hold.node);
   hold.node = -1;
 }
 
 // Records `pages` for the ids that follow the held prefix and extends the hold over them.
 int64_t insert(RadixCache& tree, RadixHold& hold, Int32Argument& ids, Int32Argument& pages) {
-  check_held("insert", hold);
+  check_held("insert", tree, hold);
   const int64_t n_pages = hold.n_pages + pages.span().size;
   if (n_pages * tree.page_size() > ids.span().size) {
     throw std::invalid_argument("RadixCache.insert: " + std::to_string(n_pages) + " pages of " +
@@ -84,7 +87,7 @@ void bind_radix_cache(py::module_& m) {
             return pages;
           },
           py::arg("token_ids"), py::arg("namespace") = "")
-      .def("match", &match, py::arg("token_ids"), py::arg("namespace") = "")
+      .def("match", &match, py::arg("token_ids"), py::arg("namespace") = "", py::keep_alive<0, 1>())
       .def("insert", &insert, py::arg("hold"), py::arg("token_ids"), py::arg("pages"))
       .def("release", &release, py::arg("hold"))
       .def(

@@ -236,6 +236,24 @@ def test_a_page_recorded_elsewhere_is_refused() -> None:
     tree.check_integrity()
 
 
+def test_a_hold_of_another_tree_is_refused() -> None:
+    tree, other = _C.RadixCache(2), _C.RadixCache(2)
+    hold = tree.match([1, 2, 3, 4])
+    with pytest.raises(ValueError, match="release: the hold is of another RadixCache"):
+        other.release(hold)
+    with pytest.raises(ValueError, match="insert: the hold is of another RadixCache"):
+        other.insert(hold, [1, 2, 3, 4], [0, 1])
+    tree.release(hold)
+
+
+def test_a_hold_keeps_its_tree_alive() -> None:
+    hold = _C.RadixCache(2).match([1, 2])
+    trees = [_C.RadixCache(2) for _ in range(100)]  # one would lie where a tree that is gone lay
+    for tree in trees:
+        with pytest.raises(ValueError, match="of another RadixCache"):
+            tree.release(hold)
+
+
 def test_ids_may_be_a_list_or_any_integer_buffer() -> None:
     numpy = pytest.importorskip("numpy")
     tree = _C.RadixCache(2)
