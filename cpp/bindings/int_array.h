@@ -53,7 +53,12 @@ class IntArray {
     const auto n = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(source.ptr()));
     owned_.resize(n);
     for (std::size_t i = 0; i < n; ++i) {
+      if (i >= static_cast<std::size_t>(PySequence_Fast_GET_SIZE(source.ptr()))) {  // an __index__() changed the list
+        throw pybind11::value_error("the list changed while it was read");
+      }
       PyObject* item = PySequence_Fast_GET_ITEM(source.ptr(), static_cast<Py_ssize_t>(i));
+      pybind11::object held;  // what the list may drop while its __index__() runs
+      if (!PyLong_CheckExact(item)) held = pybind11::reinterpret_borrow<pybind11::object>(item);
       int overflow = 0;
       const long long value = PyLong_AsLongLongAndOverflow(item, &overflow);
       if (overflow != 0) throw pybind11::value_error("integer does not fit 64 bits");

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -272,3 +273,14 @@ def test_ids_may_be_a_list_or_any_integer_buffer() -> None:
     for wrong in ([1.5, 2.0], array("d", [1.0, 2.0]), "12", 7):
         with pytest.raises(TypeError):
             tree.lookup(wrong)  # type: ignore[arg-type]
+
+
+def test_a_list_that_changes_while_it_is_read_is_refused() -> None:
+    class Clearing:
+        def __index__(self) -> int:
+            ids.clear()
+            return 1
+
+    ids: list[Any] = [Clearing(), *range(100_000)]
+    with pytest.raises(ValueError, match="changed while it was read"):
+        _C.RadixCache(2).lookup(ids)
