@@ -156,7 +156,7 @@ def prepare_chat(request: InputFields, engine: TextLink, items: list[dict[str, A
             return prepare(items)
         return _longest_that_fits(items, engine, prepare)
     except ApiError as error:
-        error.param = _PARAMS.get(error.param or "", error.param)
+        error.param = own_name(error.param)
         raise
 
 

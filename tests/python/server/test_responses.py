@@ -249,6 +249,16 @@ def test_the_events_of_a_call_follow_those_of_the_text_before_it(hermes: Live) -
     assert events[-1]["response"]["output"] == [events[i]["item"] for i in done]
 
 
+def test_a_call_that_ends_with_the_budget_is_whole(hermes: Live) -> None:
+    hermes.script.ends_after = 2 * len(CALL)
+    body = {"input": "Hi", "tools": [WEATHER], "max_output_tokens": len(CALL)}
+    whole = hermes.post(RESPONSES, body).json()
+    streamed = events_of(hermes, body)[-1]["response"]
+    for response in (whole, streamed):
+        assert response["status"] == "incomplete"
+        assert [item["status"] for item in response["output"]] == ["completed"] * 2
+
+
 def test_the_official_stream_helper_puts_it_together(hermes: Live) -> None:
     oai = openai.OpenAI(base_url=hermes.url + "/v1", api_key="none")
     with oai.responses.stream(model="m", input="Hi", tools=[WEATHER]) as stream:  # type: ignore[list-item]
