@@ -18,19 +18,12 @@ from astrai.server.openai_common import chat_logprobs, new_id, now
 from astrai.server.protocol import Choice, ResponseBuilder, ResponseContext
 from astrai.server.response_store import ResponseStore
 from astrai.server.responses_events import ItemEvents, Logprobs, item_id_of, output_item
-from astrai.server.responses_input import chat_request, check_supported, stored_items
+from astrai.server.responses_input import chat_request, check_supported, own_name, stored_items
 from astrai.server.responses_models import InputFields, ResponsesRequest
 from astrai.server.sse import TextFrame
 from astrai.server.text_link import TextLink
 
 Prepared = tuple[list[list[int]], ResponseContext, tuple[str, ...]]  # as `prepare` returns it
-
-# Names of a chat completion's fields where this protocol has others.
-_PARAMS = {
-    "messages": "input",
-    "response_format": "text.format",
-    "max_tokens": "max_output_tokens",
-}
 
 
 class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
@@ -84,7 +77,9 @@ class ResponsesBuilder(ResponseBuilder[ResponsesRequest]):
         blocks = choice.answer.blocks or [AnswerBlock("text")]
         items = []
         for block in blocks:
-            status = _status(choice) if block is blocks[-1] else "completed"
+            # A call that was cut off is text.
+            is_whole = block is not blocks[-1] or block.kind == "call"
+            status = "completed" if is_whole else _status(choice)
             logprobs = _logprobs(self._engine, block.logprobs)
             items.append(output_item(block, item_id_of(block), status, logprobs))
         return self._finish(ctx, items, choice)

@@ -34,7 +34,18 @@ _INCLUDABLE = frozenset(
         "code_interpreter_call.outputs",
     }
 )
+# Names of a chat completion's fields where this protocol has others.
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+    "max_tokens": "max_output_tokens",
+}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
+
+
+def own_name(param: str | None) -> str | None:
+    """This protocol's name for a field of the chat completion that asks the same."""
+    return _NAMES.get(param or "", param)
 
 
 def stored_items(request: InputFields) -> list[dict[str, Any]]:
@@ -89,7 +100,8 @@ def chat_request(request: InputFields, items: list[dict[str, Any]]) -> ChatCompl
         return ChatCompletionRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        raise bad_request(f"{first['loc'][0]}: {first['msg']}", param="input") from None
+        param = own_name(str(first["loc"][0]))
+        raise bad_request(f"{param}: {first['msg']}", param=param) from None
 
 
 def chat_messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:

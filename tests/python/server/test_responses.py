@@ -423,6 +423,10 @@ def test_a_text_format_becomes_its_grammar(live: Live, oai: openai.OpenAI) -> No
             "input",
         ),
         ({"input": "refuse me"}, "input"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "my schema!", "schema": {}}}},
+            "text.format",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_a_400_by_name(
