@@ -259,7 +259,18 @@ std::vector<Task*> SchedulingState::decode(StepPlan& plan) {
   for (Task* task : running_) {
     if (task->decodes()) decoding.push_back(task);
   }
+  const auto has_context = [this](const Task* task) { return task->n_planned < pool_->max_seq_len(); };
   while (!decoding.empty() && !try_extend(decoding)) {
+    // No preemption makes room behind the end of the context.
+    const auto at_the_end = std::stable_partition(decoding.begin(), decoding.end(), has_context);
+    if (at_the_end != decoding.end()) {
+      for (auto task = at_the_end; task != decoding.end(); ++task) {
+        plan.out_of_room.push_back((*task)->task_id);
+        finish((*task)->task_id);
+      }
+      decoding.erase(at_the_end, decoding.end());
+      continue;
+    }
     const Task& youngest = *running_.back();
     // A task that runs alone may find room by coming back when it holds a private copy of a page of the tree, which it then
     // does without. Each stay gives a token at least, so coming back has an end.

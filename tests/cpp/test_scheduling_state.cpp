@@ -161,6 +161,17 @@ TEST_CASE("scheduling state: a full pool preempts the youngest, which goes on wh
   simulator.run();
 }
 
+TEST_CASE("scheduling state: a task at the end of the context ends and preempts nobody") {
+  PagePool pool(2, 8, 1, 64);
+  Simulator simulator(pool, 0);
+  const int64_t ended = simulator.submit({1, 2, 3, 4, 5}, 40);
+  simulator.submit({1, 2}, 6);
+  simulator.run();
+  CHECK(simulator.requests[ended].is_cut_short);
+  CHECK(simulator.requests[ended].output == expected_output({1, 2, 3, 4, 5}, 4));
+  CHECK(simulator.state.n_preemptions() == 0);
+}
+
 TEST_CASE("scheduling state: a prompt is cut into chunks, and decoding goes on beside them") {
   PagePool pool(2, 40, 2, 80);
   Simulator simulator(pool, 4);

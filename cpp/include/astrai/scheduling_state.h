@@ -81,7 +81,7 @@ struct StepGroup {
 
 struct StepPlan {
   std::vector<StepGroup> groups;     // in order of their first task; empty when there is nothing to compute
-  std::vector<int64_t> out_of_room;  // tasks that ended here, as the pool cannot grow for them
+  std::vector<int64_t> out_of_room;  // tasks that ended here, as the pool cannot grow for them or their context is full
   std::vector<std::pair<int64_t, std::string>> refused;  // tasks that the pool could never hold, with the reason
   std::vector<int64_t> admitted;     // tasks that left the queue for the first time
 };

@@ -463,6 +463,13 @@ class SchedulingState(Generic[T]):
             )
             if n_extended == len(decoding):
                 break
+            at_the_end = [task for task in decoding if task.n_planned >= self._pool.max_seq_len]
+            if at_the_end:  # of the context, behind which no preemption makes room
+                for task in at_the_end:
+                    self.finish(task)
+                out_of_room += at_the_end
+                decoding = [task for task in decoding if task.n_planned < self._pool.max_seq_len]
+                continue
             youngest = self.running[-1]
             if len(self.running) == 1 and not self._is_worth_preempting(youngest):
                 # Nobody is left to make room: what has been generated is all there can be.

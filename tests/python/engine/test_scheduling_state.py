@@ -144,6 +144,17 @@ def test_a_lone_task_that_exhausts_the_pool_ends_instead_of_looping() -> None:
     simulator.check_all_given_back()
 
 
+def test_a_task_at_the_end_of_the_context_ends_and_preempts_nobody() -> None:
+    simulator = Simulator(_C.PagePool(2, 8, 1, 64), 0, None)
+    ended = simulator.submit([1, 2, 3, 4, 5], n_wanted=40)
+    simulator.submit([1, 2], n_wanted=6)
+    simulator.run(max_steps=100)
+    assert simulator.out_of_room == [ended]
+    assert ended.output_ids == expected_output([1, 2, 3, 4, 5], 4)
+    assert simulator.state.n_preemptions == 0
+    simulator.check_all_given_back()
+
+
 def test_a_warm_cache_does_not_shorten_a_task_that_fills_the_pool() -> None:
     """The task recomputes its last prompt page, whose twin in the tree it then holds as well."""
     simulator = Simulator(_C.PagePool(1, 48, 2, 22), 0, None)
