@@ -11,7 +11,8 @@ namespace {
 // The last slot index must leave room for the reserved slot behind it.
 constexpr int64_t kMaxTokens = INT32_MAX - 1;
 
-int64_t checked_n_tokens(int32_t max_batch_size, int32_t max_seq_len, int32_t page_size, std::optional<int64_t> n_tokens) {
+// Checks all sizes, ahead of the table: one that is refused may be larger than the memory.
+int32_t checked_page_size(int32_t max_batch_size, int32_t max_seq_len, int32_t page_size, std::optional<int64_t> n_tokens) {
   if (page_size < 1) {
     throw std::invalid_argument("PagePool: page_size is " + std::to_string(page_size) + "; it must be 1 or more");
   }
@@ -24,17 +25,17 @@ int64_t checked_n_tokens(int32_t max_batch_size, int32_t max_seq_len, int32_t pa
     throw std::invalid_argument("PagePool: n_tokens is " + std::to_string(n) + ", less than one page of " +
                                 std::to_string(page_size) + " tokens");
   }
-  return n;
+  return n_tokens ? page_size : 1;
 }
 
 }  // namespace
 
 PagePool::PagePool(int32_t max_batch_size, int32_t max_seq_len, int32_t page_size, std::optional<int64_t> n_tokens)
-    : page_size_(n_tokens ? page_size : 1),
+    : page_size_(checked_page_size(max_batch_size, max_seq_len, page_size, n_tokens)),
       table_(max_batch_size, max_seq_len),
       rows_(static_cast<size_t>(max_batch_size)),
       dirty_(static_cast<size_t>(max_batch_size), DirtySpan{0, 0, 0}) {
-  const int64_t n = checked_n_tokens(max_batch_size, max_seq_len, page_size, n_tokens);
+  const int64_t n = n_tokens.value_or(static_cast<int64_t>(max_batch_size) * max_seq_len);
   dirty_rows_.reserve(dirty_.size());
   if (n_tokens) {
     allocator_.emplace(n / page_size);

@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "astrai/page_pool.h"
@@ -169,6 +171,8 @@ TEST_CASE("page pool: sizes that make no pool are refused") {
   CHECK_THROWS_AS(PagePool(0, 4), std::invalid_argument);
   CHECK_THROWS_AS(PagePool(1, 4, 0, 16), std::invalid_argument);
   CHECK_THROWS_AS(PagePool(1, 4, 8, 7), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(PagePool(1, 4, 1, int64_t{1} << 31),
-                       doctest::Contains("exceeds the int32 slot index limit"), std::invalid_argument);
+  for (const auto& [n_rows, n_tokens] : {std::pair{1, std::optional{int64_t{1} << 31}}, {1 << 20, std::nullopt}}) {
+    CHECK_THROWS_WITH_AS(PagePool(n_rows, 1 << 20, 1, n_tokens), doctest::Contains("exceeds the int32 slot index limit"),
+                         std::invalid_argument);
+  }
 }
