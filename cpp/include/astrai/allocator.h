@@ -25,7 +25,7 @@ namespace astrai {
 
 class Allocator {
  public:
-  // Throws std::invalid_argument unless 1 <= n_pages < 2^31.
+  // Throws std::invalid_argument unless 1 <= n_pages <= 2^31 - 2.
   explicit Allocator(int64_t n_pages);
 
   // Called with each page that alloc evicts, after it left the cached state. It must not call back into the allocator. What it
