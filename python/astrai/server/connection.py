@@ -8,15 +8,17 @@ by one call without the lock, as long as the client keeps up.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from astrai import _C
 from astrai.server.turn_transport import TurnTransport
 
 _EXTENSION = "astrai.transport"
 _MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other parser has it; this one has no limit of its own
+_MAX_PIPELINED = 16  # requests that wait behind another one of their connection while it is read
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -29,6 +31,7 @@ class TransportProtocol(HttpToolsProtocol):
     limits bodies and asks for keys, sees a request when its head has ended."""
 
     _n_head_bytes = 0  # since the last piece of a body or the end of a request: head, or trailers
+    _answering: RequestResponseCycle | None = None  # behind which others may wait
 
     def data_received(self, data: bytes) -> None:
         self._n_head_bytes += len(data)
@@ -43,9 +46,26 @@ class TransportProtocol(HttpToolsProtocol):
         self._n_head_bytes = 0
         super().on_body(body)
 
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _MAX_PIPELINED:
+            # Read on, though requests wait: else nobody would notice that the client goes.
+            self.flow.resume_reading()
+
     def on_message_complete(self) -> None:
         self._n_head_bytes = 0
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)  # tells the request that was read last
+        answering = self._answering
+        if answering is not None and not answering.response_complete:
+            answering.disconnected = True
+            answering.message_event.set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(TurnTransport(transport))

@@ -166,6 +166,21 @@ def test_no_head_is_read_without_end(live: Live, endless: list[bytes]) -> None:
     assert live.http.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_is_noticed_behind_requests_that_wait(live: Live, stream: bool) -> None:
+    live.script.delay_s = 0.01
+    n_before = live.wait_idle()["total_tasks"]
+    body = json.dumps({"prompt": "a", "max_tokens": 3000, "stream": stream}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    url = urlsplit(live.url)
+    with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+        client.sendall(request + request)
+        while not live.http.get("/stats").json()["active_tasks"]:
+            time.sleep(0.01)
+    assert live.wait_idle()["total_tasks"] == n_before + 1
+
+
 def test_long_heads_and_many_requests_of_one_connection_are_served(live: Live) -> None:
     cookie = b"Cookie: " + b"c" * 30_000 + b"\r\n"
     heads = [GET + cookie + b"\r\n"] * 9 + [GET + cookie + END]
