@@ -105,9 +105,10 @@ class Publisher:
             ended |= {i for i in sound if tasks[i].text_handle in handles}
         self._state.complete(group, token_ids, ended)
 
-        by_handle = self._by_handle
-        for event in text_events:
-            task = by_handle[event.handle]
+        telling = drawing  # mostly all of them have something to say
+        if len(text_events) < len(drawing):
+            telling = [self._by_handle[event.handle] for event in text_events]
+        for task, event in zip(telling, text_events, strict=True):
             if event.finish is None:
                 self._deliveries[task.on_event].append(task.take_event(event.text))
             else:

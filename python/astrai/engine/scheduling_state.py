@@ -169,19 +169,16 @@ class SchedulingState(Generic[T]):
         """A group's forward is done. token_ids: [n_sampled]. ended: indices of tasks whose token
         was their last; `finish` them afterwards. Tasks that have finished since the plan do not
         count: their rows may be another's by now."""
-        running, n_sampled, n_decode = TaskStatus.RUNNING, group.n_sampled, group.n_decode
+        running, drawing = TaskStatus.RUNNING, group.tasks[: group.n_sampled]
         for task, q_len in zip(group.tasks, group.q_lens, strict=True):
             if task.status is running:
                 task.n_written += q_len
-        for i, task in enumerate(group.tasks[n_decode:], n_decode):
+        for i, task in enumerate(group.tasks[group.n_decode :], group.n_decode):
             if task.status is running and i not in ended:
                 self._pool.commit(task.req_idx, task.n_written)
-        known: list[int] = []
-        for i, task in enumerate(group.tasks[:n_sampled]):
-            if task.status is running:
-                task.n_pending -= 1
-                if i not in ended:
-                    known.append(i)
+        for task in drawing:
+            task.n_pending -= 1
+        known = [i for i, task in enumerate(drawing) if task.status is running and i not in ended]
         if len(known) == len(group.tasks):
             self._pool.settle(group.req_indices, token_ids)
         elif known:
