@@ -196,11 +196,12 @@ def main() -> None:
         "step_host",
         "What a decode step takes of the host: a pretended device, the real loop",
         f"Microseconds of the scheduler's thread, median of steps {WARM_UP_STEPS} to "
-        f"{N_OUTPUT - 1} in the best of {N_RUNS} runs and, with HTTP, mean of all steps in which every stream ran, with steps "
-        f"of {STEP_S * 1e3:.0f} ms. Kernel launches are not in it; waiting for the interpreter's "
-        "lock is, and so is waiting for a core. plan ahead?: whether the next step needs results. launch: staging, parameters "
-        "of the draws, copies. read: ids to the host's numbers. publish: text and events. Loop "
-        "and engine: CPU time of the event loop's thread and of all others. Server and client "
+        f"{N_OUTPUT - 1} in the best of {N_RUNS} runs and, with HTTP, mean of all steps in which "
+        f"every stream ran, with steps of {STEP_S * 1e3:.0f} ms. Kernel launches are not in it; "
+        "waiting for the interpreter's lock is, and so is waiting for a core. plan ahead?: whether "
+        "the next step needs results. launch: staging, parameters of the draws, copies. read: ids "
+        "to the host's numbers. publish: text and events. Loop and engine: CPU time of the event "
+        "loop's thread and of all others. Server and client "
         f"share {os.cpu_count()} cores.",
         rows,
         Path(__file__).parents[1] / "results" if args.write else None,
