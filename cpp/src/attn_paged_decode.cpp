@@ -106,7 +106,7 @@ void check_plan(ShapeCheck& check, const PagedDecodeCall& call) {
 
 void check_sizes(ShapeCheck& check, const PagedDecodeCall& call) {
   const int64_t n_heads = check.size("H"), n_kv_heads = check.size("H_kv");
-  check.require(n_kv_heads > 0 && n_heads % n_kv_heads == 0, [&] {
+  check.require(n_kv_heads > 0 && n_heads > 0 && n_heads % n_kv_heads == 0, [&] {
     return "q has " + std::to_string(n_heads) + " heads; expected a multiple of the " +
            std::to_string(n_kv_heads) + " heads of k_cache";
   });

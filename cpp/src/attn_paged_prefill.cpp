@@ -17,6 +17,7 @@ constexpr int64_t kVectorBytes = 16;
 constexpr int kAllKeys = 1 << 30;
 constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 constexpr int kMaxSplits = 65535;
+constexpr int kMaxQTileRows = 1 << 16;
 constexpr int kMaxHeadsPerTile = 16;  // more would leave many of a tile's rows unused
 
 // Copies token and head strides of a [tokens, heads, head_dim] tensor once its rows can be read 16 bytes at a time.
@@ -59,8 +60,9 @@ void check_options(ShapeCheck& check, const PagedPrefillOptions& options) {
     return "window is " + std::to_string(options.window) + "; accepted: 1 to 2^30 - 1 keys, or 0 for all";
   });
   check.require(options.window == 0 || options.is_causal, "window needs is_causal: it counts back from a row's position");
-  check.require(options.q_tile_rows >= 0, [&] {
-    return "q_tile_rows is " + std::to_string(options.q_tile_rows) + "; accepted: positive, or 0 for the kernel's";
+  check.require(0 <= options.q_tile_rows && options.q_tile_rows <= kMaxQTileRows, [&] {
+    return "q_tile_rows is " + std::to_string(options.q_tile_rows) + "; accepted: 1 to " + std::to_string(kMaxQTileRows) +
+           ", or 0 for the kernel's";
   });
 }
 

@@ -81,6 +81,11 @@ BatchPlan::BatchPlan(PagePool& pool, int64_t max_total_q, int64_t max_batch_size
 }
 
 int64_t BatchPlan::staging_size(int64_t max_total_q, int64_t max_batch_size, int64_t max_splits) {
+  if (max_total_q < 0 || max_batch_size < 0 || max_splits < 0) {
+    throw std::invalid_argument("BatchPlan.staging_size: sizes are " + std::to_string(max_total_q) + ", " +
+                                std::to_string(max_batch_size) + " and " + std::to_string(max_splits) +
+                                "; none may be negative");
+  }
   std::array<PlanSection, 14> sections;
   // A tile has at least one query row.
   return place(sections, max_total_q, max_batch_size, max_batch_size, max_total_q, max_splits);

@@ -36,6 +36,7 @@ NarrowLinearArgs check_narrow_linear(const NarrowLinearTensors& tensors, const s
   });
   check.require(starts_on_vector(out.data, {n_rows > 1 ? out.stride(0) : 0}, out.dtype),
                 "out has rows that are not on 16 bytes");
+  check.require(n_rows <= 1 || x.stride(0) != 0, "x has a stride of 0; copy its rows");
   check.require(n_products <= kMaxInt / 2, [&] { return "weight has shape " + shape_string(weight) + "; at most 2^30 rows"; });
   check.require(n_rows <= kMaxRows && row_len <= kMaxInt / 2, [&] {
     return "x has shape " + shape_string(x) + "; at most " + std::to_string(kMaxRows) + " rows of 2^30 elements";

@@ -190,6 +190,9 @@ void PagePool::append_batch(Int32Span req_indices, Int32Span token_ids) {
     throw std::invalid_argument("PagePool.append_batch: " + std::to_string(req_indices.size) + " req_indices but " +
                                 std::to_string(token_ids.size) + " token_ids");
   }
+  for (const int32_t token_id : token_ids) {
+    if (token_id < 0) throw std::invalid_argument("PagePool.append: token id " + std::to_string(token_id) + " is negative");
+  }
   for (const int32_t req_idx : req_indices) {
     if (row_in_use("append", req_idx).n_pending == 0) continue;
     throw std::invalid_argument("PagePool.append: row " + std::to_string(req_idx) +
@@ -225,6 +228,9 @@ void PagePool::settle(Int32Span req_indices, Int32Span token_ids) {
                                 std::to_string(token_ids.size) + " token_ids");
   }
   for (const int32_t req_idx : req_indices) row_in_use("settle", req_idx);
+  for (const int32_t token_id : token_ids) {
+    if (token_id < 0) throw std::invalid_argument("PagePool.settle: token id " + std::to_string(token_id) + " is negative");
+  }
   for (int64_t i = 0; i < req_indices.size; ++i) {
     Row& row = rows_[static_cast<size_t>(req_indices[i])];
     if (row.n_pending > 0) {

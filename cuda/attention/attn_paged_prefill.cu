@@ -33,9 +33,12 @@ Instance find_generic(DType dtype, int head_dim) {
 }
 
 bool is_sm90(int device_idx) {
-  int major = 0, minor = 0;  // stay 0 without a driver
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_idx);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_idx);
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_idx) != cudaSuccess ||
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device_idx) != cudaSuccess) {
+    cudaGetLastError();  // no such device, or no driver: not the next launch's error
+    return false;
+  }
   return major == 9 && minor == 0;
 }
 

@@ -10,7 +10,9 @@
 namespace astrai {
 
 inline void check_cuda(cudaError_t status, const char* op) {
-  if (status != cudaSuccess) throw Error(std::string(op) + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it is told here: the next launch is not to find it again
+  throw Error(std::string(op) + ": " + cudaGetErrorString(status));
 }
 
 // Makes a device current and gives the caller's one back.

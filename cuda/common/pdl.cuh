@@ -3,12 +3,12 @@
 // ordinary launch.
 //
 // The rule that makes it safe: every thread of a kernel launched here calls wait_for_previous_kernel() before it touches
-// memory that another kernel reads or writes. Then a kernel's end implies the end of all kernels before it, however
-// early any of them let the next one start.
+// memory that another kernel reads or writes; a thread that touches none may end without, where another one waits. Then a
+// kernel's end implies the end of all kernels before it, however early any of them let the next one start.
 //
 // Memory may be touched before the wait where that cannot matter: weights, which no kernel writes, and what a kernel wrote
 // that lets the next one start only behind its last write (a __threadfence(), a __syncthreads(), then the call). The kernel
-// after it may read that at once; so may the ones behind, since each starts after all threads of its predecessor waited.
+// after it may read that at once; so may the ones behind, since each starts behind the start of every block of the one before.
 #pragma once
 
 #include <cuda_runtime.h>

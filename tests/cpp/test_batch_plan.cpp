@@ -159,6 +159,13 @@ TEST_CASE("a refused plan touches neither the staging buffer nor the pool's dirt
   CHECK(pool.take_dirty().size() == 1);
 }
 
+TEST_CASE("staging_size refuses negative sizes") {
+  CHECK_THROWS_AS(BatchPlan::staging_size(-1, 3, 3), std::invalid_argument);
+  CHECK_THROWS_AS(BatchPlan::staging_size(45, -1, 3), std::invalid_argument);
+  CHECK_THROWS_AS(BatchPlan::staging_size(45, 3, -1), std::invalid_argument);
+  CHECK(BatchPlan::staging_size(0, 0, 0) >= 0);
+}
+
 TEST_CASE("staging_size suffices for the largest plan and a smaller buffer is refused") {
   PagePool pool(3, 16);
   Rows rows;

@@ -33,6 +33,17 @@ TEST_CASE("narrow_linear: sizes that the kernel's 32 bits or its grid cannot hol
   CHECK_THROWS_AS(check(1, int64_t{1} << 31), std::invalid_argument);
 }
 
+TEST_CASE("narrow_linear: one row that stands for many is refused") {
+  alignas(16) char elsewhere[16];
+  TensorView x_view = row_major({17, 64}, DType::kBFloat16);
+  const TensorView weight_view = row_major({8, 64}, DType::kBFloat16);
+  const TensorView out_view = row_major({17, 8}, DType::kBFloat16, elsewhere);
+  x_view.strides[0] = 0;
+  CHECK_THROWS_AS(
+      astrai::check_narrow_linear({x_view, weight_view, out_view}, std::nullopt, astrai::SkinnyOutput::kStore),
+      std::invalid_argument);
+}
+
 TEST_CASE("narrow_linear: checked arguments have the sizes and what becomes of the product") {
   alignas(16) char elsewhere[16];
   const TensorView x_view = row_major({3, 64}, DType::kBFloat16), weight_view = row_major({32, 64}, DType::kBFloat16);

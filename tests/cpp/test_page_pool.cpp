@@ -120,6 +120,16 @@ TEST_CASE("page pool: a pending token is settled in order and not committed befo
   CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 7, 8, 9});
 }
 
+TEST_CASE("page pool: an id that is none is neither appended nor settled") {
+  PagePool pool(1, 16, 2, 16);
+  const int32_t row = pool.admit(span_of({1, 2, 3}))->req_idx;
+  CHECK_THROWS_AS(pool.append(row, PagePool::kPendingId), std::invalid_argument);
+  pool.append_pending(span_of({row}));
+  CHECK_THROWS_AS(pool.settle(span_of({row}), span_of({-2})), std::invalid_argument);
+  pool.settle(span_of({row}), span_of({7}));
+  CHECK(vector_of(pool.row_tokens(row)) == Ints{1, 2, 3, 7});
+}
+
 TEST_CASE("page pool: a row that is named more often than it has pending tokens settles none") {
   PagePool pool(2, 16, 1, 16);
   const int32_t row = pool.admit(span_of({1, 2, 3}))->req_idx;

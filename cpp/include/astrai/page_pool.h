@@ -71,7 +71,7 @@ class PagePool {
   void append(int32_t req_idx, int32_t token_id);
   // append() for each pair; throws before any change.
   void append_batch(Int32Span req_indices, Int32Span token_ids);
-  // A token that a step in flight is drawing: append() of kPendingId for each row, each named once.
+  // A token that a step in flight is drawing: as append() of kPendingId for each row, each named once.
   void append_pending(Int32Span req_indices);
   // The step is done: the oldest pending token of each row gets its id. Throws, and nothing changed, on a row without one.
   void settle(Int32Span req_indices, Int32Span token_ids);

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from astrai import _C
 from astrai.kvcache import HostStaging
 from device_sync import no_device_sync
 
@@ -60,3 +61,11 @@ def test_copies_of_pinned_memory_wait_for_nobody_either_way() -> None:
         others = staging.take(50_000, torch.int64).fill_(-1)
     torch.cuda.synchronize()
     assert torch.equal(back, torch.arange(50_000)) and (others == -1).all()
+
+
+@pytest.mark.gpu
+def test_memory_that_cannot_be_had_is_no_error_of_the_next_launch() -> None:
+    torch.zeros(1, device="cuda")
+    with pytest.raises(_C.Error, match="PinnedBuffer"):
+        _C.PinnedBuffer(1 << 50)
+    assert (torch.ones(4, device="cuda") + 1).sum() == 8  # torch looks at the last error

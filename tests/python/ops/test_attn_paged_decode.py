@@ -400,6 +400,7 @@ PLAN = {
     ("changes", "message"),
     [
         ({"q": torch.zeros(3, 5, 64, dtype=BF16)}, "q has 5 heads; expected a multiple of the 2"),
+        ({"q": torch.zeros(3, 0, 64, dtype=BF16)}, "q has 0 heads; expected a multiple of the 2"),
         ({"q": torch.zeros(3, 64, dtype=BF16)}, r"q has shape \[3, 64\]; expected \[B, H, D\]"),
         ({"k_cache": torch.zeros(8, 2, 32, dtype=BF16)}, "k_cache has shape"),
         ({"v_cache": torch.zeros(7, 2, 64, dtype=BF16)}, "v_cache has shape"),
