@@ -161,6 +161,9 @@ class _DrainingServer(uvicorn.Server):
             if self._engine is not None:
                 self._end_requests(self._engine)
         finally:
+            # What is left of the drain is for clients that still send or read, not begun anew.
+            left_s = self._signalled_at + self._drain_timeout_s - time.monotonic()
+            self.config.timeout_graceful_shutdown = max(0, math.ceil(left_s)) + _GRACE_S
             self.should_exit = True
 
     def _end_requests(self, engine: ServedEngine) -> None:

@@ -10,16 +10,19 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+import uvicorn
 from fake_engine import FakeEngine
 from live_server import Live
 
 from astrai.cli.log_format import JsonFormatter
+from astrai.server import runner
 from astrai.server.access_log import AccessRecord
 from astrai.server.answer import AnswerBlock
 
@@ -316,3 +319,22 @@ def test_either_header_opens_when_both_are_sent(start_server: Callable[..., Live
     assert status(x_api_key="righ") == 401 and status(x_api_key="righty") == 401
     raw = httpx.get(live.url + "/stats", headers=[("x-api-key", "a"), ("x-api-key", "right")])
     assert raw.status_code == 200
+
+
+@pytest.mark.parametrize("drained_s, left_s", [(0.0, 10), (2.5, 8), (10.0, 0), (11.0, 0)])
+def test_clients_that_do_not_read_get_no_second_drain(
+    monkeypatch: pytest.MonkeyPatch, drained_s: float, left_s: int
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def drain(timeout_s: float) -> bool:
+        now[0] += drained_s
+        return drained_s < timeout_s
+
+    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
+    engine: Any = SimpleNamespace(client=SimpleNamespace(drain=drain), shutdown=lambda: None)
+    server = runner._DrainingServer(uvicorn.Config(app), app, engine, 10.0, lambda: None)
+    server._signalled_at = now[0]
+    server._drain()
+    assert server.config.timeout_graceful_shutdown == left_s + runner._GRACE_S
