@@ -6,6 +6,7 @@ The tokenizer is a real byte-level one over 256 bytes and four special tokens; e
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -56,7 +57,8 @@ def make_tokenizer() -> Tokenizer:
 
 @dataclass
 class FakeScript:
-    """What the engine does. Change fields while it runs; later requests see them.
+    """What the engine does. Change fields while it runs: later requests see them, those that run
+    keep what they began with (but for `hold` and the permits, which are there to act on them).
 
     answers: what the next requests are answered, whole, one each; then
     text: what every request is answered, again and again until its limit; ends_after: tokens after
@@ -202,7 +204,7 @@ class FakeClient:
         room: int,
         on_event: Callable[[list[TokenEvent]], None],
     ) -> None:
-        script, params = self.script, request.params
+        script, params = dataclasses.replace(self.script), request.params
         n_prompt = len(request.prompt_ids)
 
         def send(text: str, ids: list[int], n_output: int, **end: Any) -> None:
