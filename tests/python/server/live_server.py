@@ -34,7 +34,7 @@ class Live:
         return response.text
 
     def wait_idle(self) -> dict[str, Any]:
-        for _ in range(200):
+        for _ in range(3000):  # a minute
             stats: dict[str, Any] = self.http.get("/stats").json()
             if not stats["active_tasks"]:
                 return stats
