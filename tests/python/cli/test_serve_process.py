@@ -64,12 +64,14 @@ def start(
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": str(PACKAGE_FOLDER)},
         )
-    for _ in range(600):
+    for _ in range(2400):  # two minutes
         assert process.poll() is None, log.read_text()
         if found := re.search(r"https?://127\.0\.0\.1:\d+", log.read_text()):
             httpx.get(found.group() + "/health", verify=verify)
             return process, found.group()
         time.sleep(0.05)
+    process.kill()
+    process.wait()
     raise AssertionError(log.read_text())
 
 
