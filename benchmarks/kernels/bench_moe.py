@@ -13,15 +13,13 @@ therefore timed by a clock on the device around calls from Python.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
-from graph_timing import MIN_CALLS, machine, n_sets, replay_us, write_results
+from graph_timing import MIN_CALLS, arguments, machine, n_sets, replay_us, write_results
 from moe_peers import by_expert, by_grouped_mm, has_grouped_mm
 from torch import Tensor
 
@@ -151,10 +149,7 @@ def measure(layer: Layer, n_tokens: int, read_gbs: float, tflops: float) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__.splitlines()[0])
     torch.manual_seed(0)
     head = machine(args.commit)
     read_gbs, tflops = float(str(head["read GB/s"])), multiply_tflops()

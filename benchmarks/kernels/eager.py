@@ -10,15 +10,13 @@ the host's: the median over REPEATS of CALLS calls in a row; the device ends the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
-from graph_timing import machine, write_results
+from graph_timing import arguments, machine, write_results
 from torch import Tensor
 
 from astrai.extension import ops
@@ -149,10 +147,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for eager.json and .md")
-    parser.add_argument("--commit", required=True)
-    options = parser.parse_args()
+    options = arguments(__doc__)
     torch.manual_seed(0)
     rows = [row for make in (elementwise, attention_steps, sampling) for row in measure(make)]
     write_results(

@@ -8,15 +8,13 @@ against float64 on the buffers that are then timed; rotary works in place and is
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from graph_timing import machine, n_sets, replay_us, write_results
+from graph_timing import arguments, machine, n_sets, replay_us, write_results
 from torch import Tensor
 
 from astrai.extension import ops
@@ -302,10 +300,7 @@ def measure(model: Model, n_tokens: int, ceiling_gb_s: int) -> list[dict[str, ob
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for elementwise.json, .md")
-    parser.add_argument("--commit", required=True)
-    options = parser.parse_args()
+    options = arguments(__doc__)
     torch.manual_seed(0)
     head = machine(options.commit)
     rows = []

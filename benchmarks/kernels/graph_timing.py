@@ -7,6 +7,7 @@ replay divided by its calls: launches inside a graph, overlapped where the kerne
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import statistics
@@ -21,6 +22,14 @@ from astrai import _C
 
 L2_BYTES = 50 * 2**20
 MIN_CALLS, MAX_SETS, WARM_UPS, REPEATS = 32, 64, 3, 25
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """Of a program whose docstring it is: out, the folder for its .json and .md, and commit."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the .json and the .md")
+    parser.add_argument("--commit", required=True)
+    return parser.parse_args()
 
 
 class Time(NamedTuple):

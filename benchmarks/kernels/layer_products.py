@@ -10,15 +10,13 @@ it, models/narrow_products.py. Microseconds of a layer; each product was checked
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from graph_timing import machine, replay_us, write_results
+from graph_timing import arguments, machine, replay_us, write_results
 from product_rows import random_weight
 from torch import Tensor
 
@@ -134,10 +132,7 @@ class Layers:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__)
     head = machine(args.commit)
     rows: list[dict[str, object]] = []
     for shape in SHAPES:

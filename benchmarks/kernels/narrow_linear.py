@@ -9,12 +9,9 @@ on the buffers that are then timed.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from graph_timing import machine, n_sets, write_results
+from graph_timing import arguments, machine, n_sets, write_results
 from product_rows import product_row, random_weight
 from torch import Tensor
 
@@ -76,10 +73,7 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--commit", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__)
     head = machine(args.commit)
     rows: list[dict[str, object]] = []
     for name, (n, k, kind) in LAYERS.items():

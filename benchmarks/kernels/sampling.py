@@ -9,14 +9,12 @@ by exponential noise (for logprobs: log_softmax and topk).
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
-from graph_timing import machine, n_sets, replay_us, write_results
+from graph_timing import arguments, machine, n_sets, replay_us, write_results
 from torch import Tensor
 
 from astrai.extension import ops
@@ -170,10 +168,7 @@ def measure(vocab_size: int, batch: int, dtype: torch.dtype) -> list[dict[str, o
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for sampling.json and .md")
-    parser.add_argument("--commit", required=True)
-    options = parser.parse_args()
+    options = arguments(__doc__)
     torch.manual_seed(0)
     rows = []
     for vocab_size, batch in SHAPES:

@@ -20,6 +20,12 @@ from astrai.engine.task import Task
 N_DECODE, KV_LEN, CHUNK = 64, 1000, 8192
 
 
+def n_pairs(group: StepGroup[Any]) -> float:
+    """Of query and key in the chunks of prompts."""
+    chunks = zip(group.starts[group.n_decode :], group.q_lens[group.n_decode :], strict=True)
+    return sum(q_len * (start + q_len / 2) for start, q_len in chunks)
+
+
 class Law(NamedTuple):
     """Seconds of a step, of each decoding request and each key it reads, of each prompt token and
     each pair of query and key."""
@@ -32,14 +38,13 @@ class Law(NamedTuple):
 
     def seconds(self, group: StepGroup[Any]) -> float:
         n = group.n_decode
-        chunks = list(zip(group.starts[n:], group.q_lens[n:], strict=True))
-        pairs = sum(q_len * (start + q_len / 2) for start, q_len in chunks)
+        q_lens = group.q_lens[n:]
         return (
             self.step
             + self.request * n
             + self.key * sum(group.starts[:n])
-            + self.token * sum(q_len for _, q_len in chunks)
-            + self.pair * pairs
+            + self.token * sum(q_lens)
+            + self.pair * n_pairs(group)
         )
 
 
@@ -117,14 +122,11 @@ class PaddedLaw(NamedTuple):
     def seconds(self, group: StepGroup[Any]) -> float:
         n = group.n_decode
         decode_s = self.decode + self.key * sum(group.starts[:n])
-        chunks = list(zip(group.starts[n:], group.q_lens[n:], strict=True))
-        if not chunks:
+        if n == len(group.tasks):
             return decode_s
-        n_rows = n + sum(q_len for _, q_len in chunks)
-        size = SIZES[bisect_left(SIZES, n_rows)]
-        pairs = sum(q_len * (start + q_len / 2) for start, q_len in chunks)
-        device_s = self.rows.get(size, self.token * size) + decode_s + 1e-3 + self.pair * pairs
-        return max(self.least_s, device_s)
+        size = SIZES[bisect_left(SIZES, sum(group.q_lens))]
+        rows_s = self.rows.get(size, self.token * size)
+        return max(self.least_s, rows_s + decode_s + 1e-3 + self.pair * n_pairs(group))
 
 
 # Of the shapes of Llama-3.1-8B and Qwen3-0.6B, in outline, on an H200.

@@ -22,7 +22,7 @@ FINE: dict[str, dict[str, Any]] = {
 }
 OPENAI = (CHAT, COMPLETIONS)
 TEXT = {"type": "text"}
-SECONDS = 30  # far beyond what any of these takes: a hang is what it notices
+SECONDS = 5  # far beyond what any of these takes: a hang is what it notices
 
 
 def user(content: Any) -> dict[str, Any]:
