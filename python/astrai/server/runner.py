@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import FrameType
 
 import uvicorn
@@ -133,6 +134,11 @@ class _DrainingServer(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._on_listening = on_listening
         self._signalled_at = -math.inf
+        self._signals: SimpleQueue[int] = SimpleQueue()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        threading.Thread(target=self._watch_signals, name="astrai-signals", daemon=True).start()
+        super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -140,6 +146,15 @@ class _DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Signal handler. The signal is not raised again afterwards: a drained exit is status 0."""
+        # It may have come amid the writing of a log line, where another one cannot be written and
+        # no lock be waited for. To put into this queue is allowed anywhere.
+        self._signals.put(sig)
+
+    def _watch_signals(self) -> None:
+        while True:
+            self._obey(self._signals.get())
+
+    def _obey(self, sig: int) -> None:
         name = signal.Signals(sig).name
         now = time.monotonic()
         is_echo = now - self._signalled_at < _SECOND_SIGNAL_S
@@ -147,10 +162,12 @@ class _DrainingServer(uvicorn.Server):
         if is_echo:
             return
         if self._app.state.draining:
-            log.warning("%s again: leaving at once", name)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(128 + sig)
+            try:
+                log.warning("%s again: leaving at once", name)
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:  # a terminal that is gone keeps nobody
+                os._exit(128 + sig)
         log.info("%s: draining for up to %g s", name, self._drain_timeout_s)
         self._app.state.draining = True
         threading.Thread(target=self._drain, name="astrai-drain", daemon=True).start()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import gzip
+import io
 import json
 import logging
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -344,3 +347,55 @@ def test_clients_that_do_not_read_get_no_second_drain(
     server._signalled_at = now[0]
     server._drain()
     assert server.config.timeout_graceful_shutdown == left_s + runner._GRACE_S
+
+
+def test_a_signal_amid_a_log_line_is_obeyed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
+    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+
+    class Terminal(io.RawIOBase):
+        written = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            if not self.written:  # within the lock of the buffer above, as a signal finds it
+                server.handle_exit(signal.SIGTERM, None)
+            self.written += bytes(data)
+            return len(data)
+
+    def log_until_drained(*_: object) -> None:
+        logging.getLogger("astrai.access").warning("a request")
+        given_up_s = time.monotonic() + 60
+        while not server.should_exit and time.monotonic() < given_up_s:
+            time.sleep(0.01)
+
+    terminal = Terminal()
+    handler = logging.StreamHandler(io.TextIOWrapper(io.BufferedWriter(terminal)))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    monkeypatch.setattr(runner.log, "level", logging.INFO)
+    monkeypatch.setattr(uvicorn.Server, "run", log_until_drained)
+    server.run()
+    assert app.state.draining
+    assert terminal.written.decode().splitlines() == [
+        "a request",
+        "SIGTERM: draining for up to 10 s",
+    ]
+
+
+def test_a_second_signal_ends_a_server_whose_output_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app: Any = SimpleNamespace(state=SimpleNamespace(draining=True))
+    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+    left_with: list[int] = []
+    with open("/dev/full", "w") as gone:
+        gone.write("what cannot be written")
+        monkeypatch.setattr(runner, "sys", SimpleNamespace(stdout=gone, stderr=gone))
+        monkeypatch.setattr(runner, "os", SimpleNamespace(_exit=left_with.append))
+        with contextlib.suppress(OSError):  # where the real one would not have come back
+            server._obey(signal.SIGTERM)
+        assert left_with == [128 + signal.SIGTERM]
+        with contextlib.suppress(OSError):
+            gone.close()
