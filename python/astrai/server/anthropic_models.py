@@ -14,6 +14,7 @@ from astrai.server.fields import (
     MAX_TOOLS,
     Bounded,
     GenerationModel,
+    ModelName,
     Nullable,
     Positive,
     Probability,
@@ -84,7 +85,7 @@ class Thinking(RequestModel):
 class CountTokensRequest(RequestModel):
     """What of a message request decides its prompt."""
 
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     messages: Annotated[list[AnthropicMessage], Bounded(1, MAX_MESSAGES)]
     system: str | Annotated[list[SystemBlock], Bounded(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[AnthropicTool], Bounded(max_length=MAX_TOOLS)] | None = None

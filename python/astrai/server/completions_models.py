@@ -12,6 +12,7 @@ from pydantic import model_validator
 from astrai.server.fields import (
     MAX_PROMPTS,
     Bounded,
+    ModelName,
     Nullable,
     Positive,
     Probability,
@@ -32,7 +33,7 @@ Prompt = (
 
 
 class CompletionRequest(SamplingFields, StructuredFields):
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     prompt: Prompt
     temperature: Nullable[Temperature] = 1.0
     top_p: Nullable[Probability] = 1.0

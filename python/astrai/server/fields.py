@@ -81,6 +81,8 @@ class Bounded:
 
 T = TypeVar("T")
 Nullable = Annotated[T, _NullInSchema]
+# Every frame of a stream repeats it.
+ModelName = Nullable[Annotated[str, Field(max_length=1024)]]
 
 
 def _parse_logit_bias(value: Any) -> Any:

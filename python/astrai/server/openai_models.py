@@ -14,6 +14,7 @@ from astrai.server.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Bounded,
+    ModelName,
     Nullable,
     Positive,
     Probability,
@@ -103,7 +104,7 @@ class ToolDef(RequestModel):
 
 
 class ChatCompletionRequest(SamplingFields, StructuredFields):
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     messages: Annotated[list[ChatMessage], Bounded(1, MAX_MESSAGES)]
     temperature: Nullable[Temperature] = 1.0
     top_p: Nullable[Probability] = 1.0

@@ -14,6 +14,7 @@ from astrai.server.fields import (
     MAX_TOOLS,
     Bounded,
     GenerationModel,
+    ModelName,
     Nullable,
     Penalty,
     Positive,
@@ -133,7 +134,7 @@ Metadata = Annotated[
 class InputFields(GenerationModel):
     """What makes up a prompt."""
 
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     input: Nullable[str | Annotated[list[InputItem], Bounded(max_length=MAX_MESSAGES)]] = ""
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None

@@ -6,14 +6,22 @@ from typing import Annotated
 
 from pydantic import model_validator
 
-from astrai.server.fields import MAX_MESSAGES, MAX_TOOLS, Bounded, Nullable, RequestModel, TokenIds
+from astrai.server.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Bounded,
+    ModelName,
+    Nullable,
+    RequestModel,
+    TokenIds,
+)
 from astrai.server.openai_models import ChatMessage, ToolDef
 
 
 class TokenizeRequest(RequestModel):
     """Either a raw prompt, in which special-token markers are tokens, or a conversation."""
 
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Bounded(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ToolDef], Bounded(max_length=MAX_TOOLS)] | None = None
@@ -28,6 +36,6 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    model: Nullable[str] = "astrai"
+    model: ModelName = "astrai"
     tokens: TokenIds
     skip_special_tokens: Nullable[bool] = False

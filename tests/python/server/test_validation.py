@@ -26,7 +26,7 @@ WRONG: dict[str, list[Any]] = {
     "top_k": [True, "1", 1.5, -2, HUGE],
     "max_tokens": [True, "4", 0, -1, 1.5, HUGE],
     "stream": ["true", 1, 0],
-    "model": [7, True, []],
+    "model": [7, True, [], "m" * 1025],
 }
 WRONG_OPENAI: dict[str, list[Any]] = {
     "n": [True, "2", 0, -1, HUGE],
