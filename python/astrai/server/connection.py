@@ -19,34 +19,64 @@ from astrai.server.turn_transport import TurnTransport
 _EXTENSION = "astrai.transport"
 _MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other parser has it; this one has no limit of its own
 _MAX_PIPELINED = 16  # requests that wait behind another one of their connection while it is read
+_HEAD_S = 60.0  # for a whole head, from the opening of its connection or its first bytes
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
 )
+_HEAD_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class TransportProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which sends what it writes in one turn together, and also tells the
-    application the transport of a request. It reads no head of any length: the application, which
-    limits bodies and asks for keys, sees a request when its head has ended."""
+    application the transport of a request. It reads no head of any length and waits for none for
+    ever: the application, which limits bodies and asks for keys, sees a request when its head has
+    ended."""
 
-    _n_head_bytes = 0  # since the last piece of a body or the end of a request: head, or trailers
+    _n_head_bytes = 0  # of a head that has not ended, or between pieces of a body, or of trailers
+    _head_timer: asyncio.TimerHandle | None = None  # while a head is waited for
     _answering: RequestResponseCycle | None = None  # behind which others may wait
 
     def data_received(self, data: bytes) -> None:
         self._n_head_bytes += len(data)
         super().data_received(data)
-        if self._n_head_bytes > _MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._n_head_bytes > _MAX_HEAD_BYTES:
+            self._refuse_head(_HEAD_TOO_LARGE)
+        elif self._n_head_bytes and self._head_timer is None:
+            self._expect_head()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _refuse_head(self, answer: bytes) -> None:
+        if not self.transport.is_closing():
             # Behind a request that is being answered there is no place for another answer.
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(_HEAD_TOO_LARGE)
+            if not self._is_answering():
+                self.transport.write(answer)
             self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(_HEAD_S, self._head_is_late)
+
+    def _expect_no_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        if self._is_answering():  # the next request's head need not have come by now
+            self._expect_head()
+        else:
+            # A client that has sent nothing may only have connected early.
+            self._refuse_head(_HEAD_TOO_SLOW if self._n_head_bytes else b"")
 
     def on_body(self, body: bytes) -> None:
         self._n_head_bytes = 0
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
+        self._n_head_bytes = 0
+        self._expect_no_head()
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _MAX_PIPELINED:
             # Read on, though requests wait: else nobody would notice that the client goes.
@@ -61,6 +91,7 @@ class TransportProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_no_head()
         super().connection_lost(exc)  # tells the request that was read last
         answering = self._answering
         if answering is not None and not answering.response_complete:
@@ -69,6 +100,7 @@ class TransportProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(TurnTransport(transport))
+        self._expect_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

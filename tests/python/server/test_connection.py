@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from http.client import HTTPConnection
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -164,6 +165,63 @@ def test_no_head_is_read_without_end(live: Live, endless: list[bytes]) -> None:
     parts = [b"b: " + b"c" * 1000 + b"\r\n" if lines else b"c" * 1000] * 400
     assert b" 200 " not in exchange(live, endless + parts)
     assert live.http.get("/health").status_code == 200
+
+
+@pytest.fixture
+def short_wait_s(monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(connection, "_HEAD_S", 0.5)
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    "begun, answer",
+    [
+        ([], b""),
+        ([b"G"], b"HTTP/1.1 408 Request Timeout\r\n"),
+        ([GET, b"a: b\r\n"], b"HTTP/1.1 408 Request Timeout\r\n"),
+        ([GET + b"\r\n", GET], b"HTTP/1.1 200 OK\r\n"),
+    ],
+    ids=["nothing", "a letter", "lines", "behind another"],
+)
+def test_no_head_is_waited_for_without_end(
+    live: Live, short_wait_s: float, begun: list[bytes], answer: bytes
+) -> None:
+    assert exchange(live, begun)[: len(answer) or None] == answer
+
+
+def test_a_head_that_takes_its_time_is_served(live: Live) -> None:
+    parts = [(GET + END)[i : i + 1] for i in range(len(GET + END))]
+    assert exchange(live, parts).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_neither_bodies_nor_answers_end_by_the_limit_of_heads(
+    live: Live, short_wait_s: float
+) -> None:
+    live.script.delay_s = 0.01
+    body = json.dumps({"prompt": "a", "max_tokens": 60, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
+    url = urlsplit(live.url)
+    with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+        received = client.makefile("rb")
+        client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        time.sleep(2 * short_wait_s)
+        client.sendall(body)
+        assert received.readline() == b"HTTP/1.1 200 OK\r\n"
+        client.sendall(GET)  # half of the next head, which nobody waits for yet
+        assert received.read().count(b"data: [DONE]\n\n") == 1
+
+
+def test_connections_are_kept_longer_than_the_limit_of_heads(
+    live: Live, short_wait_s: float
+) -> None:
+    url = urlsplit(live.url)
+    with closing(HTTPConnection(f"{url.hostname}:{url.port}", timeout=30)) as client:
+        client.connect()
+        client.auto_open = 0
+        for _ in range(2):
+            client.request("GET", "/health")
+            assert client.getresponse().read()
+            time.sleep(2 * short_wait_s)
 
 
 @pytest.mark.parametrize("stream", [False, True])
