@@ -185,10 +185,10 @@ class _Settings:
         if self._type == "default":
             return 1.0
         original = self._original()
-        context = self._config.get("max_position_embeddings")
-        context = context or self._defaults.get("max_position_embeddings")
-        if self._type in ("yarn", "longrope") and original is not None and context:
-            return float(context) / original
+        key = "max_position_embeddings"
+        context = _positive(self._config.get(key) or self._defaults.get(key), key)
+        if self._type in ("yarn", "longrope") and original is not None and context is not None:
+            return context / original
         if self._type == "longrope":
             return 1.0
         raise ValueError(f"{self._spelled}.factor is missing (rope_type {self._type!r} needs it).")

@@ -124,6 +124,13 @@ def test_yarn_factor_may_follow_from_the_two_contexts() -> None:
     assert rope.factor == 4.0
 
 
+@pytest.mark.parametrize("context", [[1], "16384", -1, True, 2**2000, math.inf])
+def test_a_factor_follows_from_no_context_that_is_none(context: Any) -> None:
+    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 4096}
+    with pytest.raises(ValueError, match="max_position_embeddings must be a number above 0"):
+        rope_from_hf({"rope_scaling": scaling, "max_position_embeddings": context})
+
+
 def test_dynamic_is_plain_within_the_context_and_slower_beyond() -> None:
     rope = rope_from_hf({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})
     plain, _ = inverse_frequencies(RopeConfig(), HEAD_DIM, 1024)
