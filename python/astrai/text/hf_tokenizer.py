@@ -47,7 +47,9 @@ def tokenizer_from_folder(
         return None
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # Exception itself, and what the library's panics become
         raise ValueError(
             f"{path}: cannot be read as a tokenizer: {error}. Fetch it again."
         ) from error

@@ -137,6 +137,17 @@ def fresh(whole_folder: Path, tmp_path: Path) -> Path:
 JSON_FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
 
 
+def test_a_tokenizer_over_which_its_library_panics_is_refused(
+    whole_folder: Path, tmp_path: Path
+) -> None:
+    folder = fresh(whole_folder, tmp_path)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["model"]["continuing_subword_prefix"] = "longer than any token"
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    with pytest.raises(ModelLoadError, match="cannot be read as a tokenizer"):
+        open_folder(folder)
+
+
 @pytest.mark.parametrize("name", [*JSON_FILES, "model.safetensors.index.json"])
 def test_json_files(name: str, whole_folder: Path, tmp_path: Path) -> None:
     folder = fresh(whole_folder, tmp_path)
