@@ -17,9 +17,11 @@ from astrai import _C
 from astrai.server.turn_transport import TurnTransport
 
 _EXTENSION = "astrai.transport"
-_MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's other parser has it; this one has no limit of its own
+# As uvicorn's other parser has it; this one has no limit of its own. A head whose end comes in the
+# read that passes it is let through.
+_MAX_HEAD_BYTES = 64 * 1024
 _MAX_PIPELINED = 16  # requests that wait behind another one of their connection while it is read
-_HEAD_S = 60.0  # for a whole head, from the opening of its connection or its first bytes
+_HEAD_S = 60.0  # for a whole head: from the opening of its connection, or from its first bytes
 _HEAD_TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -33,8 +35,9 @@ class TransportProtocol(HttpToolsProtocol):
     ever: the application, which limits bodies and asks for keys, sees a request when its head has
     ended."""
 
-    _n_head_bytes = 0  # of a head that has not ended, or between pieces of a body, or of trailers
-    _head_timer: asyncio.TimerHandle | None = None  # while a head is waited for
+    # A head that has not ended, or what stands between the pieces of a body and behind it.
+    _n_head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None  # for that, and for a connection's first head
     _answering: RequestResponseCycle | None = None  # behind which others may wait
 
     def data_received(self, data: bytes) -> None:
@@ -59,23 +62,23 @@ class TransportProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(_HEAD_S, self._head_is_late)
 
     def _expect_no_head(self) -> None:
+        self._n_head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
     def _head_is_late(self) -> None:
-        if self._is_answering():  # the next request's head need not have come by now
+        if self._is_answering():  # bodies have no limit, nor does who asks again too early
             self._expect_head()
         else:
             # A client that has sent nothing may only have connected early.
             self._refuse_head(_HEAD_TOO_SLOW if self._n_head_bytes else b"")
 
     def on_body(self, body: bytes) -> None:
-        self._n_head_bytes = 0
+        self._expect_no_head()
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        self._n_head_bytes = 0
         self._expect_no_head()
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _MAX_PIPELINED:
@@ -83,7 +86,7 @@ class TransportProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
-        self._n_head_bytes = 0
+        self._expect_no_head()
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -152,7 +152,11 @@ class _DrainingServer(uvicorn.Server):
 
     def _watch_signals(self) -> None:
         while True:
-            self._obey(self._signals.get())
+            sig = self._signals.get()
+            try:
+                self._obey(sig)
+            except Exception:  # such as no room for a thread; the next signal leaves at once
+                log.exception("%s could not be obeyed", signal.Signals(sig).name)
 
     def _obey(self, sig: int) -> None:
         name = signal.Signals(sig).name

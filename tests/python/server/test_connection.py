@@ -10,8 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-from http.client import HTTPConnection
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -169,8 +168,8 @@ def test_no_head_is_read_without_end(live: Live, endless: list[bytes]) -> None:
 
 @pytest.fixture
 def short_wait_s(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(connection, "_HEAD_S", 0.5)
-    return 0.5
+    monkeypatch.setattr(connection, "_HEAD_S", 1.0)
+    return 1.0
 
 
 @pytest.mark.parametrize(
@@ -187,6 +186,11 @@ def test_no_head_is_waited_for_without_end(
     live: Live, short_wait_s: float, begun: list[bytes], answer: bytes
 ) -> None:
     assert exchange(live, begun)[: len(answer) or None] == answer
+
+
+def test_a_head_that_comes_drop_by_drop_is_not_waited_for(live: Live, short_wait_s: float) -> None:
+    drops = [b"a: b\r\n"] * int(short_wait_s / 0.001)  # each takes 2 ms
+    assert b" 200 " not in exchange(live, [GET, *drops, END])
 
 
 def test_a_head_that_takes_its_time_is_served(live: Live) -> None:
@@ -211,17 +215,24 @@ def test_neither_bodies_nor_answers_end_by_the_limit_of_heads(
         assert received.read().count(b"data: [DONE]\n\n") == 1
 
 
+@pytest.mark.parametrize("n_pieces", [1, 5])
 def test_connections_are_kept_longer_than_the_limit_of_heads(
-    live: Live, short_wait_s: float
+    live: Live, short_wait_s: float, n_pieces: int
 ) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    first = POST.replace(b"\r\n\r\n", b"\r\nContent-Type: application/json\r\n\r\n")
+    pieces = [first, b"%x\r\n" % len(body), body, b"\r\n", b"0\r\n\r\n"]
+    if n_pieces == 1:
+        pieces = [b"".join(pieces)]
     url = urlsplit(live.url)
-    with closing(HTTPConnection(f"{url.hostname}:{url.port}", timeout=30)) as client:
-        client.connect()
-        client.auto_open = 0
-        for _ in range(2):
-            client.request("GET", "/health")
-            assert client.getresponse().read()
-            time.sleep(2 * short_wait_s)
+    with socket.create_connection((url.hostname, url.port), timeout=30) as client:
+        for piece in pieces:
+            client.sendall(piece)
+            time.sleep(0.01)  # a read of the server for each
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        time.sleep(2 * short_wait_s)
+        client.sendall(GET + END)
+        assert client.makefile("rb").read().count(b"HTTP/1.1 200 OK") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

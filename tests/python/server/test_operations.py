@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -349,7 +350,9 @@ def test_clients_that_do_not_read_get_no_second_drain(
     assert server.config.timeout_graceful_shutdown == left_s + runner._GRACE_S
 
 
-def test_a_signal_amid_a_log_line_is_obeyed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_amid_a_log_line_is_obeyed_and_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
     server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
 
@@ -373,15 +376,37 @@ def test_a_signal_amid_a_log_line_is_obeyed_and_told(monkeypatch: pytest.MonkeyP
 
     terminal = Terminal()
     handler = logging.StreamHandler(io.TextIOWrapper(io.BufferedWriter(terminal)))
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
-    monkeypatch.setattr(runner.log, "level", logging.INFO)
+    monkeypatch.setattr(logging.getLogger("astrai"), "handlers", [handler])
+    caplog.set_level(logging.INFO, "astrai.server")
     monkeypatch.setattr(uvicorn.Server, "run", log_until_drained)
     server.run()
     assert app.state.draining
-    assert terminal.written.decode().splitlines() == [
-        "a request",
-        "SIGTERM: draining for up to 10 s",
-    ]
+    lines = terminal.written.decode().splitlines()
+    assert {"a request", "SIGTERM: draining for up to 10 s"} <= {*lines}
+
+
+def test_a_signal_that_cannot_be_obeyed_is_told_and_the_next_one_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
+    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+    left_with: SimpleQueue[int] = SimpleQueue()
+
+    def signal_twice(*_: object) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "threading", SimpleNamespace())
+            server.handle_exit(signal.SIGTERM, None)
+            given_up_s = time.monotonic() + 60
+            while "could not be obeyed" not in caplog.text and time.monotonic() < given_up_s:
+                time.sleep(0.01)
+        server._signalled_at -= 1.0
+        server.handle_exit(signal.SIGINT, None)
+        assert left_with.get(timeout=60) == 128 + signal.SIGINT
+
+    monkeypatch.setattr(runner, "os", SimpleNamespace(_exit=left_with.put))
+    monkeypatch.setattr(uvicorn.Server, "run", signal_twice)
+    server.run()
+    assert "SIGTERM could not be obeyed" in caplog.text
 
 
 def test_a_second_signal_ends_a_server_whose_output_is_gone(
