@@ -201,8 +201,9 @@ def test_a_head_that_takes_its_time_is_served(live: Live) -> None:
 def test_neither_bodies_nor_answers_end_by_the_limit_of_heads(
     live: Live, short_wait_s: float
 ) -> None:
-    live.script.delay_s = 0.01
-    body = json.dumps({"prompt": "a", "max_tokens": 60, "stream": True}).encode()
+    n_tokens = 60
+    live.script.delay_s = 2 * short_wait_s / n_tokens
+    body = json.dumps({"prompt": "a", "max_tokens": n_tokens, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
     url = urlsplit(live.url)
     with socket.create_connection((url.hostname, url.port), timeout=30) as client:
