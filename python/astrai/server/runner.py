@@ -172,8 +172,8 @@ class _DrainingServer(uvicorn.Server):
                 sys.stderr.flush()
             finally:  # a terminal that is gone keeps nobody
                 os._exit(128 + sig)
-        log.info("%s: draining for up to %g s", name, self._drain_timeout_s)
         self._app.state.draining = True
+        log.info("%s: draining for up to %g s", name, self._drain_timeout_s)
         threading.Thread(target=self._drain, name="astrai-drain", daemon=True).start()
 
     def _drain(self) -> None:

@@ -331,6 +331,18 @@ def test_either_header_opens_when_both_are_sent(start_server: Callable[..., Live
     assert raw.status_code == 200
 
 
+def draining_server(engine: Any = None, *, is_draining: bool = False) -> runner._DrainingServer:
+    app: Any = SimpleNamespace(state=SimpleNamespace(draining=is_draining))
+    return runner._DrainingServer(uvicorn.Config(app), app, engine, 10.0, lambda: None)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    given_up_s = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < given_up_s
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("drained_s, left_s", [(0.0, 10), (2.5, 8), (10.0, 0), (11.0, 0)])
 def test_clients_that_do_not_read_get_no_second_drain(
     monkeypatch: pytest.MonkeyPatch, drained_s: float, left_s: int
@@ -342,9 +354,8 @@ def test_clients_that_do_not_read_get_no_second_drain(
         now[0] += drained_s
         return drained_s < timeout_s
 
-    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
-    engine: Any = SimpleNamespace(client=SimpleNamespace(drain=drain), shutdown=lambda: None)
-    server = runner._DrainingServer(uvicorn.Config(app), app, engine, 10.0, lambda: None)
+    client = SimpleNamespace(drain=drain)
+    server = draining_server(SimpleNamespace(client=client, shutdown=lambda: None))
     server._signalled_at = now[0]
     server._drain()
     assert server.config.timeout_graceful_shutdown == left_s + runner._GRACE_S
@@ -353,8 +364,7 @@ def test_clients_that_do_not_read_get_no_second_drain(
 def test_a_signal_amid_a_log_line_is_obeyed_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
-    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+    server = draining_server()
 
     class Terminal(io.RawIOBase):
         written = b""
@@ -370,9 +380,7 @@ def test_a_signal_amid_a_log_line_is_obeyed_and_told(
 
     def log_until_drained(*_: object) -> None:
         logging.getLogger("astrai.access").warning("a request")
-        given_up_s = time.monotonic() + 60
-        while not server.should_exit and time.monotonic() < given_up_s:
-            time.sleep(0.01)
+        wait_until(lambda: server.should_exit)
 
     terminal = Terminal()
     handler = logging.StreamHandler(io.TextIOWrapper(io.BufferedWriter(terminal)))
@@ -380,7 +388,7 @@ def test_a_signal_amid_a_log_line_is_obeyed_and_told(
     caplog.set_level(logging.INFO, "astrai.server")
     monkeypatch.setattr(uvicorn.Server, "run", log_until_drained)
     server.run()
-    assert app.state.draining
+    assert server._app.state.draining
     lines = terminal.written.decode().splitlines()
     assert {"a request", "SIGTERM: draining for up to 10 s"} <= {*lines}
 
@@ -388,17 +396,14 @@ def test_a_signal_amid_a_log_line_is_obeyed_and_told(
 def test_a_signal_that_cannot_be_obeyed_is_told_and_the_next_one_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app: Any = SimpleNamespace(state=SimpleNamespace(draining=False))
-    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+    server = draining_server()
     left_with: SimpleQueue[int] = SimpleQueue()
 
     def signal_twice(*_: object) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(runner, "threading", SimpleNamespace())
             server.handle_exit(signal.SIGTERM, None)
-            given_up_s = time.monotonic() + 60
-            while "could not be obeyed" not in caplog.text and time.monotonic() < given_up_s:
-                time.sleep(0.01)
+            wait_until(lambda: "SIGTERM could not be obeyed" in caplog.text)
         server._signalled_at -= 1.0
         server.handle_exit(signal.SIGINT, None)
         assert left_with.get(timeout=60) == 128 + signal.SIGINT
@@ -406,14 +411,12 @@ def test_a_signal_that_cannot_be_obeyed_is_told_and_the_next_one_is(
     monkeypatch.setattr(runner, "os", SimpleNamespace(_exit=left_with.put))
     monkeypatch.setattr(uvicorn.Server, "run", signal_twice)
     server.run()
-    assert "SIGTERM could not be obeyed" in caplog.text
 
 
 def test_a_second_signal_ends_a_server_whose_output_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    app: Any = SimpleNamespace(state=SimpleNamespace(draining=True))
-    server = runner._DrainingServer(uvicorn.Config(app), app, None, 10.0, lambda: None)
+    server = draining_server(is_draining=True)
     left_with: list[int] = []
     with open("/dev/full", "w") as gone:
         gone.write("what cannot be written")
