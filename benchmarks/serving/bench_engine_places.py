@@ -27,14 +27,18 @@ _OPTIONS = ["--max-seq-len=8192", "--max-batch-size=256", "--max-queue=4096"]
 
 def measure(folder: Path, place: str, rate: float, n: int, n_burst: int) -> list[dict[str, Any]]:
     began_at = time.perf_counter()
-    with serving(folder, [*_OPTIONS, f"--engine-process={place}"]) as port:
-        row = {"engine process": place, "start s": first_token_s(port, began_at, 120)}
+    with serving(folder, [*_OPTIONS, f"--engine-process={place}"]) as server:
+        row = {"engine process": place, "start s": first_token_s(server, began_at, 120)}
         arrivals = workloads.arrival_times(n, rate)
         rows = [
-            {**row, "work": f"{rate:g}/s", **figures(send(port, workloads.serving(n), arrivals))}
+            {
+                **row,
+                "work": f"{rate:g}/s",
+                **figures(send(server.port, workloads.serving(n), arrivals)),
+            }
         ]
         for seed in _SEEDS:
-            timelines = send(port, workloads.serving(n_burst, seed), [0.0] * n_burst)
+            timelines = send(server.port, workloads.serving(n_burst, seed), [0.0] * n_burst)
             rows.append({**row, "work": f"at once, seed {seed}", **figures(timelines)})
     return rows
 

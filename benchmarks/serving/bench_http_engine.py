@@ -26,7 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.calibration import machine
 from benchmarks.serving import workloads
@@ -67,27 +67,34 @@ def card() -> dict[str, str]:
     return {"card": name, "driver": driver}
 
 
+class Server(NamedTuple):
+    process: subprocess.Popen[bytes]
+    port: int
+
+
 @contextmanager
-def serving(folder: Path, options: list[str]) -> Iterator[int]:
-    """The port of a server of its own process, which may not answer yet."""
+def serving(folder: Path, options: list[str]) -> Iterator[Server]:
+    """A server in a process of its own, which may not answer yet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = [sys.executable, "-m", "astrai.cli.serve", "--model", str(folder)]
     process = subprocess.Popen([*command, "--port", str(port), *options])
     try:
-        yield port
+        yield Server(process, port)
     finally:
         process.terminate()
         process.wait(30)
 
 
-def first_token_s(port: int, began_at: float, limit_s: float) -> float:
+def first_token_s(server: Server, began_at: float, limit_s: float) -> float:
     """Seconds from began_at to the end of an answer of one token; asks until the server listens."""
     work = [workloads.single(n_prompt=16, n_output=1)]
     while time.perf_counter() - began_at < limit_s:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {server.process.returncode}")
         try:
-            send(port, work, [0.0])
+            send(server.port, work, [0.0])
         except OSError:
             time.sleep(0.02)
             continue
@@ -169,18 +176,18 @@ def main() -> None:
     options = ["--max-seq-len=8192", "--max-batch-size=256", "--max-queue=4096", *args.option]
     parts = args.parts.split(",")
     if "fresh" in parts:
-        with serving(args.folder, options) as port:
-            first_token_s(port, time.perf_counter(), args.limit_s)
+        with serving(args.folder, options) as server:
+            first_token_s(server, time.perf_counter(), args.limit_s)
             work = workloads.serving(RATES[args.model][-1][1])
-            measure(port, report, "W5 all at once, empty cache", work, None)
+            measure(server.port, report, "W5 all at once, empty cache", work, None)
     began_at = time.perf_counter()
-    with serving(args.folder, options) as port:
-        seconds = first_token_s(port, began_at, args.limit_s)
+    with serving(args.folder, options) as server:
+        seconds = first_token_s(server, began_at, args.limit_s)
         report.add("process start to first token, s", seconds=seconds)
         if "rates" in parts:
-            measure_rates(port, report, RATES[args.model], args.rates)
+            measure_rates(server.port, report, RATES[args.model], args.rates)
         if "host" in parts:
-            measure_host(port, report)
+            measure_host(server.port, report)
 
 
 if __name__ == "__main__":
