@@ -69,6 +69,7 @@ class NoOpExecutor:
 
     runs_ahead = False
     padded_sizes = ()
+    query_tile = 1
 
     def launch(self, group: Any, slots: list[int]) -> DoneStep:
         n_steps = self._times[1]

@@ -74,6 +74,7 @@ class DeviceExecutor:
         )
         self._prompts: PromptRunner | None = None
         self.padded_sizes = prompt_sizes(max_prompt_rows)
+        self.query_tile = pool.q_tile_rows
         if max_prompt_rows:
             any_cache = self._steps.stage([], [], 1, self._idle[0]).fixed.batch.kv_cache
             self._prompts = PromptRunner(model, any_cache, max_prompt_rows, enable_cuda_graph)

@@ -50,6 +50,7 @@ class StepExecutor:
 
     runs_ahead = False
     padded_sizes = ()
+    query_tile = 1
 
     def __init__(self, model: ForwardModel, pool: PagePool, sampler: Sampler) -> None:
         self._model = model

@@ -4,11 +4,12 @@
             + c3 + c4 rows + c5 pairs + off[rows]                     of one with chunks of prompts
 
 requests and keys: those that decode and the keys they read; rows: all of the step, padded as the
-executor pads them; pairs: of query and key in the chunks. The coefficients are those that fit the
-last steps best and are not negative, older steps counting less and less; off is what steps of one
-padded size lasted beside that. A chunk is the largest that the target leaves time for, short of a
-margin that grows with every step that comes too close to the target though it should not, and else
-shrinks.
+executor pads them; pairs: of query and key in the chunks, where attention works on whole tiles of
+queries however few of them a chunk fills. The coefficients are those that fit the last steps best
+and are not negative, older steps counting less and less; off is what steps of one padded size
+lasted beside that. A chunk is the largest number of whole tiles that the target leaves time for,
+short of a margin that grows with every step that comes too close to the target though it should
+not, and else shrinks.
 """
 
 from __future__ import annotations
@@ -35,22 +36,24 @@ _GROWTH = 2  # against the largest chunk lately seen: the fit is not trusted far
 _OUTLIER = 4  # times what was expected: a pause of the machine tells nothing about the next step
 _OFF_RATE = 0.2
 _UNPADDED = range(16, 1 << 16, 16)  # where rows are not padded, so many cost about the same
-# The margin settles where one step in 150 is late, and late is what comes close to the target: what
-# readers see varies a little more than steps do.
-_LATE = 0.95
+# The margin settles where one step in a hundred is late, and late is what comes close to the
+# target: what readers see varies a little more than steps do.
+_LATE = 0.96
 _FIRST_MARGIN, _MOST_MARGIN = 0.1, 1.0
-_RISE, _FALL = 0.015, 0.0001
+_RISE, _FALL = 0.015, 0.00015
 
 
 class ItlPace:
     """Belongs to the scheduler's thread. `begin_step`, then `take` for each chunk, for a plan;
     `observe` with what was planned, once its time is known."""
 
-    def __init__(self, target_s: float, sizes: Sequence[int] = ()) -> None:
+    def __init__(self, target_s: float, sizes: Sequence[int] = (), tile: int = 1) -> None:
         """target_s: seconds between two tokens of a request, which steps keep below if they can.
         sizes: rising numbers of rows to which steps with chunks are padded, none if they are not.
-        """
+        tile: tokens of a chunk that attention takes together."""
         self._target_s = target_s
+        self._tile = tile
+        self._least = max(_LEAST_CHUNK, tile)
         self._sizes = sizes or _UNPADDED
         self._moments = [[0.0] * _N_TERMS for _ in range(_N_TERMS)]  # sums of term * term
         self._sums = [0.0] * _N_TERMS  # sums of term * seconds
@@ -79,8 +82,8 @@ class ItlPace:
             return wanted
         n = self._most(start, min(wanted, self._room() - self._n_taken))
         if self._n_taken == 0:
-            n = max(n, min(wanted, _LEAST_CHUNK))
-        self._left_s -= self._expected([0.0, 0.0, 0.0, 0.0, 0.0, _pairs(start, n)])
+            n = max(n, min(wanted, self._least))
+        self._left_s -= self._expected([0.0, 0.0, 0.0, 0.0, 0.0, self._pairs(start, n)])
         self._n_taken += n
         self._n_rows += n
         return n
@@ -92,7 +95,7 @@ class ItlPace:
         expected = self._expected(terms) + off
         if self._n_observed >= 8 and seconds > _OUTLIER * max(expected, 1e-6):
             seconds = _OUTLIER * expected
-        elif n_tokens and 0 < expected <= self._target_s:  # else no margin would have helped
+        elif n_tokens > self._least and 0 < expected <= self._target_s:  # else no margin would help
             self._margin += _RISE if seconds > _LATE * self._target_s else -_FALL
             self._margin = min(max(self._margin, 0.0), _MOST_MARGIN)
         scaled = [term / unit for term, unit in zip(terms, _UNITS, strict=True)]
@@ -132,7 +135,8 @@ class ItlPace:
             size = self._sizes[place]
             left_s = self._left_s - row_s * size - self._off.get(size, 0.0)
             n_fitting = min(wanted, size - self._n_rows)
-            n = max(n, min(n_fitting, affordable_tokens(left_s, 0.0, pair_s, start)))
+            n_affordable = affordable_tokens(left_s, 0.0, pair_s, start)
+            n = max(n, min(n_fitting, n_affordable // self._tile * self._tile))
             if n < n_fitting or n_fitting == wanted:
                 break
         return n
@@ -140,6 +144,9 @@ class ItlPace:
     def _padded(self, n_rows: int) -> int:
         place = bisect_left(self._sizes, n_rows)
         return self._sizes[place] if place < len(self._sizes) else n_rows
+
+    def _pairs(self, start: int, n: int) -> float:
+        return -(-n // self._tile) * self._tile * (start + n / 2)
 
     def _terms_of(self, groups: Iterable[StepGroup[Any]]) -> tuple[list[float], int]:
         """Also how many tokens of prompts."""
@@ -151,10 +158,6 @@ class ItlPace:
             n_keys += sum(group.starts[:n])
             for start, q_len in zip(group.starts[n:], group.q_lens[n:], strict=True):
                 n_tokens += q_len
-                pairs += _pairs(start, q_len)
+                pairs += self._pairs(start, q_len)
         rows = self._padded(n_decode + n_tokens) if n_tokens else 0
         return [1.0, n_decode, n_keys, float(n_tokens > 0), rows, pairs], n_tokens
-
-
-def _pairs(start: int, n: int) -> float:
-    return n * (start + n / 2)

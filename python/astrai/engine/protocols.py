@@ -40,6 +40,11 @@ class Executor(Protocol):
         are not."""
         ...
 
+    @property
+    def query_tile(self) -> int:
+        """Tokens of a chunk of a prompt that attention takes together; fewer take it as long."""
+        ...
+
     def launch(self, group: StepGroup[EngineTask], slots: list[int]) -> LaunchedStep: ...
 
 

@@ -91,7 +91,9 @@ class InferenceScheduler:
         self._pool = host_pool
         self._executor = executor
         self._after_step = after_step
-        self._pace = None if itl_target_s is None else ItlPace(itl_target_s, executor.padded_sizes)
+        self._pace: ItlPace | None = None
+        if itl_target_s is not None:
+            self._pace = ItlPace(itl_target_s, executor.padded_sizes, executor.query_tile)
         self._state: SchedulingState[EngineTask] = SchedulingState(
             host_pool, prefill_chunk, self._pace, rope_switch_len, is_batch_invariant
         )

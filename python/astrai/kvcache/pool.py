@@ -76,7 +76,7 @@ class PagePool:
         max_total_q = max_batch_size * max_seq_len
         self.plan = _C.BatchPlan(self.host, max_total_q, max_batch_size, _SPLIT_LEN)
         self.stack_len = _C.decode_stack_len(n_heads or n_kv_heads, n_kv_heads, head_dim)
-        self._q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
+        self.q_tile_rows = _q_tile_rows(n_heads, n_kv_heads, head_dim, dtype, self.device)
         self._decode_workspace = self._allocate_workspace(n_heads, head_dim, dtype)
         self._n_multiprocessors = _n_multiprocessors(self.device)
         self._prefill_workspace: Tensor | None = None
@@ -168,7 +168,7 @@ class PagePool:
             starts,
             q_lens,
             staging=staged.numpy(),
-            q_tile_rows=self._q_tile_rows,
+            q_tile_rows=self.q_tile_rows,
             n_decode=n_decode,
             stack_len=self.stack_len,
         )
@@ -229,7 +229,7 @@ class PagePool:
             decode_units=words[sections["decode_units"][0] :].view(-1, 2) if is_planned else None,
             decode_stack_len=self.stack_len if layout.has_shared else 1,
             n_decode=n_decode,
-            q_tile_rows=self._q_tile_rows,
+            q_tile_rows=self.q_tile_rows,
             page_size=self._page_size,
             max_q_len=layout.max_q_len,
             seq_lens_cpu=seq_lens_cpu,

@@ -41,6 +41,7 @@ class LateStep:
 class AheadExecutor:
     runs_ahead = True
     padded_sizes = ()
+    query_tile = 1
 
     def __init__(self, model: ForwardModel, pool: PagePool, sampler: Sampler) -> None:
         self._model, self._pool, self._sampler = model, pool, sampler

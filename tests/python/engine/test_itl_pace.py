@@ -20,10 +20,10 @@ from astrai.engine.task import Task
 N_DECODE, KV_LEN, CHUNK = 64, 1000, 8192
 
 
-def n_pairs(group: StepGroup[Any]) -> float:
-    """Of query and key in the chunks of prompts."""
+def n_pairs(group: StepGroup[Any], tile: int = 1) -> float:
+    """Of query and key in the chunks of prompts, whose queries fill whole tiles."""
     chunks = zip(group.starts[group.n_decode :], group.q_lens[group.n_decode :], strict=True)
-    return sum(q_len * (start + q_len / 2) for start, q_len in chunks)
+    return sum(-(-q_len // tile) * tile * (start + q_len / 2) for start, q_len in chunks)
 
 
 class Law(NamedTuple):
@@ -58,12 +58,16 @@ def step_group(decode_starts: list[int], chunks: list[tuple[int, int]]) -> StepG
 
 
 def chunk_times(
-    pace: ItlPace, law: Law | PaddedLaw, prompt_len: int, disturb: Callable[[float], float]
+    pace: ItlPace,
+    law: Law | PaddedLaw,
+    prompt_len: int,
+    disturb: Callable[[float], float],
+    kv_len: int = KV_LEN,
 ) -> list[float]:
     """Seconds of the steps that compute a prompt beside N_DECODE requests, after 100 without."""
     times, n_done = [], 0
     for idx in range(100_000):
-        decode_starts = [KV_LEN + idx] * N_DECODE
+        decode_starts = [kv_len + idx] * N_DECODE
         pace.begin_step(decode_starts)
         n = pace.take(n_done, min(CHUNK, prompt_len - n_done)) if idx >= 100 else 0
         assert 0 <= n <= prompt_len - n_done and (n > 0 or idx < 100)
@@ -109,32 +113,54 @@ SIZES = [16, 32, 64, *range(128, 1025, 128), *range(1280, 8193, 256)]
 
 
 class PaddedLaw(NamedTuple):
-    """Steps as of a GPU: rows padded to SIZES, the time of each its own; a host that needs least_s;
-    chunks that cost a fixed time beside their pairs."""
+    """Steps as of a GPU: rows padded to SIZES, the time of each its own; attention by whole tiles
+    of queries, of which few over long keys gain by being spread; a host that needs least_s."""
 
     rows: dict[int, float]
+    chunk: float
     token: float
     decode: float
     key: float
     pair: float
+    start: float
+    tile: int
     least_s: float
 
     def seconds(self, group: StepGroup[Any]) -> float:
         n = group.n_decode
-        decode_s = self.decode + self.key * sum(group.starts[:n])
+        keys_s = self.key * sum(group.starts[:n])
         if n == len(group.tasks):
-            return decode_s
+            return self.decode + keys_s
         size = SIZES[bisect_left(SIZES, sum(group.q_lens))]
-        rows_s = self.rows.get(size, self.token * size)
-        return max(self.least_s, rows_s + decode_s + 1e-3 + self.pair * n_pairs(group))
+        rows_s = self.rows.get(size, self.chunk + self.token * size)
+        attention_s = self.pair * n_pairs(group, self.tile) + self.start * sum(group.starts[n:])
+        return max(self.least_s, rows_s + keys_s + attention_s)
 
 
-# Of the shapes of Llama-3.1-8B and Qwen3-0.6B, in outline, on an H200.
+# Of the shapes of Llama-3.1-8B and Qwen3-0.6B, fitted to steps of an H200.
 PADDED_LAWS = {
     "llama": PaddedLaw(
-        {128: 4.2e-3, 256: 6.2e-3, 384: 8.1e-3, 512: 10.3e-3}, 2e-5, 5e-4, 3e-8, 9.5e-10, 4e-3
+        rows={128: 6.35e-3, 256: 8.8e-3, 384: 11e-3, 512: 12.8e-3},
+        chunk=4e-3,
+        token=1.8e-5,
+        decode=4.9e-3,
+        key=2.9e-8,
+        pair=1e-9,
+        start=3e-9,
+        tile=32,
+        least_s=4e-3,
     ),
-    "qwen": PaddedLaw({}, 1.8e-6, 9e-4, 2.6e-8, 4.6e-10, 5e-3),
+    "qwen": PaddedLaw(
+        rows={},
+        chunk=2.2e-3,
+        token=1.2e-6,
+        decode=9e-4,
+        key=2.8e-8,
+        pair=4.7e-10,
+        start=-1.3e-8,
+        tile=64,
+        least_s=2.5e-3,
+    ),
 }
 
 
@@ -152,8 +178,9 @@ def test_padded_rows_keep_the_target_at_the_99th_percentile(
     def disturb(seconds: float) -> float:
         return seconds * rng.uniform(0.98, 1.04) * (1.25 if rng.random() < 0.004 else 1.0)
 
-    pace = ItlPace(target_s, SIZES)
-    times = sorted(chunk_times(pace, PADDED_LAWS[model], 100_000, disturb))
+    law = PADDED_LAWS[model]
+    pace = ItlPace(target_s, SIZES, law.tile)
+    times = sorted(chunk_times(pace, law, 100_000, disturb, 600))
     assert times[int(0.99 * len(times))] <= target_s
     assert sum(times) < most_s
 
@@ -171,7 +198,9 @@ def test_readers_see_the_target_kept_though_tokens_come_unevenly(
         slow = 1 + rng.expovariate(12) if rng.random() < 0.03 else 1.0
         return seconds * rng.uniform(0.98, 1.03) * slow
 
-    times = chunk_times(ItlPace(target_s, SIZES), PADDED_LAWS[model], 100_000, disturb)
+    law = PADDED_LAWS[model]
+    pace = ItlPace(target_s, SIZES, law.tile)
+    times = chunk_times(pace, law, 100_000, disturb, 600)
     delays = [rng.uniform(0, 0.04 * target_s) for _ in range(len(times) + 1)]
     seen = sorted(t + b - a for t, a, b in zip(times, delays, delays[1:], strict=False))
     assert seen[int(0.99 * len(seen))] <= target_s
@@ -188,6 +217,23 @@ def test_rows_that_would_be_padding_are_filled() -> None:
         pace.observe([group], law.seconds(group))
         n_full += i >= 100 and N_DECODE + n in SIZES
     assert n_full >= 190  # of 200
+
+
+def test_chunks_fill_the_tiles_of_attention() -> None:
+    """A chunk that fills a part of a tile costs what the whole tile does, also the least chunk of a
+    target that cannot be met."""
+    law = PADDED_LAWS["qwen"]
+    for target_s in (0.008, 1e-4):
+        pace = ItlPace(target_s, SIZES, law.tile)
+        for i in range(200):
+            decode_starts = [KV_LEN + i] * N_DECODE
+            pace.begin_step(decode_starts)
+            n = pace.take(50_000, 4000)
+            assert n > 0 and n % law.tile == 0
+            group = step_group(decode_starts, [(50_000, n)])
+            pace.observe([group], law.seconds(group))
+        pace.begin_step(decode_starts)
+        assert pace.take(50_000, 10) == 10  # the end of a prompt
 
 
 def test_chunks_are_as_large_as_the_target_allows() -> None:
