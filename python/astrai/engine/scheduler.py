@@ -235,6 +235,7 @@ class InferenceScheduler:
         began_at = time.perf_counter()
         self._computing_s = 0.0
         if self._in_flight and not self._state.can_plan_ahead():
+            self._publisher.deliver()  # what is there need not wait for this step too
             self._collect()
         plan: StepPlan[EngineTask] = self._state.plan()
         for task in plan.admitted:

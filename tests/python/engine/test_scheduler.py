@@ -135,10 +135,26 @@ def test_text_state_survives_preemption() -> None:
 def test_all_events_of_a_step_reach_a_shared_sink_in_one_call() -> None:
     with toy_engine(max_batch_size=4, max_queue=8) as engine:
         sink = Collector()
-        for i in range(4):
-            engine.client.submit(GenerationRequest([i], greedy(20)), sink)
+        with sink.held():  # none ends before the last one is there
+            for i in range(4):
+                engine.client.submit(GenerationRequest([i], greedy(20)), sink)
         sink.wait(4)
     assert max(len(call) for call in sink.calls) == 4
+    for call in sink.calls:
+        assert len({event.request_id for event in call}) == len(call)
+
+
+def test_no_event_waits_for_the_step_behind_it() -> None:
+    """Also where the pool runs full, so that a plan needs the results of the step before."""
+    with toy_engine(
+        max_batch_size=4, kv_mode="paged", page_size=4, kv_tokens=64, max_seq_len=64
+    ) as engine:
+        sink = Collector()
+        with sink.held():
+            for i in range(4):
+                engine.client.submit(GenerationRequest([i], greedy(40)), sink)
+        sink.wait(4)
+        assert engine.get_stats()["preemptions"]
     for call in sink.calls:
         assert len({event.request_id for event in call}) == len(call)
 

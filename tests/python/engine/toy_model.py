@@ -7,7 +7,8 @@ preemption changes the text. Runs in microseconds and in exact integers held by 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +140,12 @@ class Collector:
             self.calls.append(events)
             self.events += events
             self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile whoever calls the sink waits, and with it the engine."""
+        with self._changed:
+            yield
 
     def wait(self, n_finished: int = 1, timeout: float = 30) -> list[TokenEvent]:
         """The last events of n_finished requests."""
