@@ -32,7 +32,7 @@ std::vector<std::string> utf8_of(const std::vector<py::str>& texts) {
 }
 
 // TextEvent is a struct sequence (a tuple with named fields): every field is made once, and reading one calls nothing.
-// A step makes one for each running request; benchmarks/core/bench_text.py times it.
+// push_batch makes one for each stream that has something to say; benchmarks/core/bench_text.py times it.
 PyStructSequence_Field kEventFields[] = {
     {"handle", "the stream"},
     {"text", "what this step released; may be empty when the stream ends"},
@@ -70,6 +70,22 @@ py::list to_list(const std::vector<TextEvent>& events, PyTypeObject* event_type)
     PyStructSequence_SetItem(fields, 5, py::cast(event.stop_token).release().ptr());
   }
   return result;
+}
+
+// The text of each handle, "" where its stream has nothing to say, and the events of the streams that ended. Of a handle
+// that repeats, one has all the text. A step makes a str for each running request, and an event for hardly any.
+py::tuple to_texts(const IntArray<std::int64_t>& handles, std::vector<TextEvent>&& events, PyTypeObject* event_type) {
+  py::list texts(handles.size());
+  std::vector<TextEvent> ends;
+  auto event = events.begin();  // in the order of the handles
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    const bool is_telling = event != events.end() && event->handle == handles.data()[i];
+    PyList_SET_ITEM(texts.ptr(), static_cast<Py_ssize_t>(i), to_str(is_telling ? event->text : std::string()));
+    if (!is_telling) continue;
+    if (event->finish != FinishReason::kNone) ends.push_back(std::move(*event));
+    ++event;
+  }
+  return py::make_tuple(std::move(texts), to_list(ends, event_type));
 }
 
 std::int64_t checked_id(const TokenTable& table, std::int64_t token_id) {
@@ -138,6 +154,14 @@ void bind_token_text(py::module_& m) {
              return to_list(events, event_type);
            },
            py::arg("handles"), py::arg("token_ids"), "Pushes tokens; the events of streams that have something to say.")
+      .def("push_texts",
+           [event_type](TextStreams& streams, const IntArray<std::int64_t>& handles,
+                        const IntArray<std::int64_t>& token_ids) {
+             return to_texts(handles,
+                             streams.push_batch(handles.data(), handles.size(), token_ids.data(), token_ids.size()),
+                             event_type);
+           },
+           py::arg("handles"), py::arg("token_ids"), "Pushes tokens; the text of each handle, events of those that ended.")
       .def("finish", &TextStreams::finish, py::arg("handle"), "Ends a stream; the text it held.")
       .def("text", &TextStreams::text, py::arg("handle"), "Everything released so far.")
       .def("close", &TextStreams::close, py::arg("handle"), "Drops a stream; its handle stays invalid.")

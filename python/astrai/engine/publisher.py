@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from astrai.engine.engine_task import EngineTask, EventSink
 from astrai.engine.inbox import Inbox
 from astrai.engine.plan import StepGroup
-from astrai.engine.protocols import TextStreamsLike
+from astrai.engine.protocols import TextEventLike, TextStreamsLike
 from astrai.engine.request import FinishReason, TokenEvent
 from astrai.engine.scheduling_state import SchedulingState
 from astrai.engine.stats import EngineStats
@@ -46,7 +46,6 @@ class Publisher:
         self._inbox = inbox
         self._stats = stats
         self._strip_leading_space = strip_leading_space
-        self._by_handle: dict[int, EngineTask] = {}
         self._deliveries: defaultdict[EventSink, list[TokenEvent]] = defaultdict(list)
 
     def accept(self, task: EngineTask) -> None:
@@ -69,7 +68,6 @@ class Publisher:
             return
         task.sampler_slot = self._sampler.add(params, task.token_ids, task.stop_ids, task.grammar)
         task.waits_for_tokens = task.grammar is not None  # the mask follows from the last token
-        self._by_handle[task.text_handle] = task
         self._stats.n_prompt_tokens += task.n_prompt
         self._state.submit(task)
 
@@ -85,50 +83,60 @@ class Publisher:
         if faulty or gone:
             sound = [i for i in sound if i not in faulty and i not in gone]
             drawing, drawn = [tasks[i] for i in sound], [token_ids[i] for i in sound]
-        text_events = self._streams.push_batch([task.text_handle for task in drawing], drawn)
-        for task, token_id in zip(drawing, drawn, strict=True):
-            task.n_output += 1
-            task.pending_ids.append(token_id)
-        first_tokens = [task for task in drawing if task.n_output == 1]
+        texts, text_ends = self._streams.push_texts([task.text_handle for task in drawing], drawn)
         if sampled.logprobs is not None:
             for i in sound:
-                entry = sampled.logprobs[i]
-                if entry is not None:
-                    tasks[i].pending_logprobs.append(entry)
+                entry, pending = sampled.logprobs[i], tasks[i].pending_logprobs
+                if entry is not None and pending is not None:
+                    pending.append(entry)
         self._stats.n_output_tokens += len(drawing)
 
-        ends = [event for event in text_events if event.finish is not None]
         whole = [tasks[i] for i in sorted(sampled.completed_rows)]  # nothing may follow these
         ended: frozenset[int] = faulty | sampled.completed_rows
+        ends = {event.handle: event for event in text_ends}
         if ends:
-            handles = {event.handle for event in ends}
-            ended |= {i for i in sound if tasks[i].text_handle in handles}
+            ended |= {i for i in sound if tasks[i].text_handle in ends}
         self._state.complete(group, token_ids, ended)
 
-        telling = drawing  # mostly all of them have something to say
-        if len(text_events) < len(drawing):
-            telling = [self._by_handle[event.handle] for event in text_events]
-        for task, event in zip(telling, text_events, strict=True):
-            if event.finish is None:
-                self._deliveries[task.on_event].append(task.take_event(event.text))
+        first_tokens: list[EngineTask] = []
+        silent: list[EngineTask] = []
+        sink: EventSink | None = None
+        deliveries: list[TokenEvent] = []  # of this sink: consecutive tasks mostly share one
+        for task, token_id, text in zip(drawing, drawn, texts, strict=True):
+            task.n_output = n_output = task.n_output + 1
+            if n_output == 1:
+                first_tokens.append(task)
+            if ends and task.text_handle in ends:
+                task.pending_ids.append(token_id)
+                self._end_text(task, ends[task.text_handle], is_whole=task in whole)
+            elif text:
+                if task.on_event is not sink:
+                    sink = task.on_event
+                    deliveries = self._deliveries[sink]
+                deliveries.append(task.next_event(token_id, text))
             else:
-                # An answer that is whole with its last permitted token was not cut by the limit.
-                reason = event.finish
-                if reason == "length" and task in whole:
-                    reason = "stop"
-                last = task.take_event(event.text, reason, event.stop_string)
-                self._leave(task, reason)
-                self._deliveries[task.on_event].append(last)
+                task.pending_ids.append(token_id)
+                silent.append(task)
         for task in whole:
             if task.status is not TaskStatus.FINISHED:
                 self.end(task, "stop")
         for i in sorted(faulty):
             error = sampled.errors.get(i, _fault_of(tasks[i]))
             self.end(tasks[i], "error", error=error, keep_pages=False)
-        for task in drawing:
+        for task in silent:
             if task.every_token and task.pending_ids:
                 self._deliveries[task.on_event].append(task.take_event(""))
         return first_tokens
+
+    def _end_text(self, task: EngineTask, end: TextEventLike, is_whole: bool) -> None:
+        """Tell that a task's text has ended."""
+        reason: FinishReason = "stop"
+        # An answer that is whole with its last permitted token was not cut by the limit.
+        if end.finish == "length" and not is_whole:
+            reason = "length"
+        last = task.take_event(end.text, reason, end.stop_string)
+        self._leave(task, reason)
+        self._deliveries[task.on_event].append(last)
 
     def end(
         self,
@@ -166,7 +174,6 @@ class Publisher:
         """Give back what the engine holds for a task; its row follows in the next cleanup."""
         self._state.finish(task, keep_pages)
         self._streams.close(task.text_handle)
-        del self._by_handle[task.text_handle]
         self._sampler.remove(task.sampler_slot)
         self._close(task, reason)
 

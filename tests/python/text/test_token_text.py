@@ -225,6 +225,34 @@ def test_streams_of_one_batch_do_not_disturb_each_other(data: st.DataObject) -> 
         assert streams.text(handle) == naive.released
 
 
+@given(data=st.data())
+def test_the_texts_of_a_step_say_what_its_events_say(data: st.DataObject) -> None:
+    by_event, by_text = TextStreams(TABLE), TextStreams(TABLE)
+    n_streams = data.draw(st.integers(1, 5))
+    handles = []
+    for _ in range(n_streams):
+        stops = data.draw(st.lists(stop_strings, max_size=2))
+        max_tokens = data.draw(st.integers(1, 6))
+        handles.append(by_event.open(stops, [END_ID], max_tokens))
+        assert by_text.open(stops, [END_ID], max_tokens) == handles[-1]
+    while handles:
+        pushed = data.draw(st.permutations(handles))
+        ids = [data.draw(token_ids) for _ in pushed]
+        events = {event.handle: event for event in by_event.push_batch(pushed, ids)}
+        texts, ends = by_text.push_texts(pushed, ids)
+        assert texts == [events[h].text if h in events else "" for h in pushed]
+        assert ends == [event for event in events.values() if event.finish is not None]
+        handles = [handle for handle in handles if handle not in {end.handle for end in ends}]
+
+
+def test_of_a_handle_that_repeats_one_place_has_the_text() -> None:
+    streams = TextStreams(TABLE)
+    handle, other = streams.open([], [], 2), streams.open([], [], 9)
+    texts, (end,) = streams.push_texts([handle, other, handle], [0, 1, 1])
+    assert texts == ["ab", "b", ""]
+    assert (end.handle, end.text, end.finish) == (handle, "ab", "length")
+
+
 @pytest.mark.parametrize("group", [1, 2, 3, 5])
 def test_no_replacement_character_inside_a_whole_text(group: int) -> None:
     text = "ďábel 🧪 語"
@@ -366,6 +394,8 @@ def test_a_refused_batch_pushes_nothing() -> None:
     handle = streams.open([], [], 10)
     with pytest.raises(ValueError, match=r"token_ids\[1\] is 99999"):
         streams.push_batch([handle, handle], [0, 99999])
+    with pytest.raises(ValueError, match=r"token_ids\[1\] is 99999"):
+        streams.push_texts([handle, handle], [0, 99999])
     with pytest.raises(ValueError, match="2 handles and 1 token ids"):
         streams.push_batch([handle, handle], [0])
     (event,) = streams.push_batch([handle], [0])

@@ -79,6 +79,7 @@ class EngineHost:
     def __init__(self, client: EngineClient, channel: Channel) -> None:
         self._client = client
         self._channel = channel
+        self._sink = self._on_events  # one object: the engine tells sinks apart in every step
         self._cut: set[str] = set()  # requests whose text has a gap; the scheduler's thread only
         self._threads = ThreadPoolExecutor(_GRAMMAR_THREADS, "astrai-grammar-wait")
         self._handlers: dict[str, Callable[..., None]] = {
@@ -113,7 +114,7 @@ class EngineHost:
     def _submit(self, fields: dict[str, Any]) -> None:
         request = read_request(fields)
         try:
-            self._client.submit(request, self._on_events)
+            self._client.submit(request, self._sink)
         except EngineStoppingError as error:
             self._refuse(request, "cancelled", error)
         except (RequestError, EngineError) as error:
