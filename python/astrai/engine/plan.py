@@ -33,6 +33,11 @@ class StepGroup(Generic[T]):
     rope_offsets: list[int] | None = None
     is_replay: bool = False
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each task computes one token, from the one drawn last, and draws the next."""
+        return self.n_decode == self.n_sampled == len(self.tasks) and not self.is_replay
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan(Generic[T]):

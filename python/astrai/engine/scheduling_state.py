@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from astrai.engine.itl_pace import ItlPace
 from astrai.engine.plan import StepGroup, StepPlan
 from astrai.engine.prefill_chunk import PrefillBudget, PrefillChunk
-from astrai.engine.task import Task, TaskStatus
+from astrai.engine.task import Task, TaskStatus, decoding_tasks
 
 if TYPE_CHECKING:
     from astrai._C import _RadixEdge
@@ -169,7 +169,15 @@ class SchedulingState(Generic[T]):
         """A group's forward is done. token_ids: [n_sampled]. ended: indices of tasks whose token
         was their last; `finish` them afterwards. Tasks that have finished since the plan do not
         count: their rows may be another's by now."""
-        running, drawing = TaskStatus.RUNNING, group.tasks[: group.n_sampled]
+        running = TaskStatus.RUNNING
+        gone = [task for task in group.tasks if task.status is not running]
+        if group.only_decodes and not ended and not gone:  # mostly
+            for task in group.tasks:
+                task.n_pending -= 1
+                task.n_written += 1
+            self._pool.settle(group.req_indices, token_ids)
+            return
+        drawing = group.tasks[: group.n_sampled]
         for task, q_len in zip(group.tasks, group.q_lens, strict=True):
             if task.status is running:
                 task.n_written += q_len
@@ -197,23 +205,23 @@ class SchedulingState(Generic[T]):
     def _has_ample_room(self, n_free: int) -> bool:
         """Whether a plan needs no result even if all decode and take a page: mostly so, and known
         by less than `_has_room` looks at."""
-        return (
-            (self._pool.contiguous or len(self.running) <= n_free)
-            and self._rope_switch_len is None
-            and sum([task.waits_for_tokens for task in self.running]) == 0
-            and max([task.n_planned for task in self.running], default=0) < self._pool.max_seq_len
-        )
+        if self._rope_switch_len is not None:
+            return False
+        if not self._pool.contiguous and len(self.running) > n_free:
+            return False
+        most = self._pool.max_seq_len
+        return not [t for t in self.running if t.waits_for_tokens or t.n_planned >= most]
 
     def _has_room(self, n_free: int) -> bool:
-        decoding = [task for task in self.running if task.decodes]
+        tasks = decoding_tasks(self.running)
         n_waiting = sum([task.awaits_a_token for task in self.running])
-        if n_waiting > len(decoding):
+        if n_waiting > len(tasks):
             return False
-        for task in decoding:
+        for task in tasks:
             if task.n_planned >= self._pool.max_seq_len or self._outgrows_its_keys(task):
                 return False
         page_size = self._pool.page_size
-        n_pages = sum([task.n_planned % page_size == 0 for task in decoding])
+        n_pages = sum([task.n_planned % page_size == 0 for task in tasks])
         return self._pool.contiguous or n_pages <= n_free
 
     def plan(self) -> StepPlan[T]:
@@ -240,6 +248,13 @@ class SchedulingState(Generic[T]):
         return StepPlan(groups, out_of_room, refused, admitted)
 
     def _promise(self, group: StepGroup[T]) -> None:
+        if group.only_decodes:  # mostly: one walk
+            for task in group.tasks:
+                task.n_planned += 1
+                task.n_drawn += 1
+                task.n_pending += 1
+            self._pool.append_pending(group.req_indices)
+            return
         for task, q_len in zip(group.tasks, group.q_lens, strict=True):
             task.n_planned += q_len
         for task in group.tasks[: group.n_sampled]:
@@ -412,7 +427,7 @@ class SchedulingState(Generic[T]):
         out_of_room: list[T] = []
         if self._rope_switch_len is None:
             return out_of_room
-        outgrown = [t for t in self.running if t.decodes and self._outgrows_its_keys(t)]
+        outgrown = [task for task in decoding_tasks(self.running) if self._outgrows_its_keys(task)]
         for task in outgrown:
             if task.status is not TaskStatus.RUNNING:
                 continue  # preempted for the sake of an older one; it comes back as a long one
@@ -434,8 +449,8 @@ class SchedulingState(Generic[T]):
         """Chunks for the tasks whose prompt is not planned to its end, oldest first."""
         pace = self._pace
         chunks: list[tuple[T, int]] = []
-        if pace is not None:
-            pace.begin_step([task.n_planned for task in self.running if task.decodes])
+        if pace is not None and prefilling:
+            pace.begin_step([task.n_planned for task in decoding_tasks(self.running)])
         for task in prefilling:
             q_len = task.n_prefill - task.n_planned
             if budget is not None:
@@ -452,7 +467,7 @@ class SchedulingState(Generic[T]):
     def _decode(self) -> tuple[list[T], list[T]]:
         """Give each decoding task a slot for its next token, preempting the youngest tasks when
         the pool is full. Returns the decoding tasks and those that must end for lack of room."""
-        decoding = [task for task in self.running if task.decodes]
+        decoding = decoding_tasks(self.running)
         out_of_room: list[T] = []
         while decoding:
             n_extended = self._pool.extend_batch(
@@ -515,10 +530,10 @@ class SchedulingState(Generic[T]):
         """One group per attention selection, in order of first appearance. chunks: tasks beside the
         decoding ones, with how many tokens they compute; all of a replay are."""
         # submit made equal selections identical
+        if len(self._selections) == 1:
+            return [self._group(decoding, chunks, is_replay)] if decoding or chunks else []
         selections = dict.fromkeys([id(task.selection) for task in decoding])
         selections |= dict.fromkeys([id(task.selection) for task, _ in chunks])
-        if len(selections) == 1:
-            return [self._group(decoding, chunks, is_replay)]
         return [
             self._group(
                 [task for task in decoding if id(task.selection) == selection],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Task", "TaskStatus"]
+__all__ = ["Task", "TaskStatus", "decoding_tasks"]
+
+T = TypeVar("T", bound="Task")
 
 
 class TaskStatus(Enum):
@@ -52,15 +55,6 @@ class Task:
     keeps_pages: bool = field(default=True, init=False)  # more of them may enter the prefix tree
 
     @property
-    def decodes(self) -> bool:
-        """Whether the next step can draw another token from the one drawn last."""
-        return (
-            self.n_planned >= self.n_known
-            and (self.max_tokens is None or self.n_drawn < self.max_tokens)
-            and not (self.waits_for_tokens and self.n_pending)
-        )
-
-    @property
     def replays(self) -> bool:
         """Whether its next token to compute is a generated one that was known at its admission."""
         return self.n_prefill <= self.n_planned < self.n_known
@@ -74,3 +68,15 @@ class Task:
             and self.waits_for_tokens
             and self.n_pending > 0
         )
+
+
+def decoding_tasks(tasks: Iterable[T]) -> list[T]:
+    """Those for which the next step can draw another token from the one drawn last. One walk:
+    plans ask it of all running tasks."""
+    return [
+        task
+        for task in tasks
+        if task.n_planned >= task.n_known
+        and (task.max_tokens is None or task.n_drawn < task.max_tokens)
+        and not (task.waits_for_tokens and task.n_pending)
+    ]
