@@ -146,10 +146,12 @@ class DeviceExecutor:
                 self._sampler.plan([], [], staged.extra.numpy(), n_rows)
                 self._steps.send(staged)
                 self._decode.capture_draws(staged.fixed)
+                self._stream.synchronize()  # behind it the copies from staging have run
+                staging.reset()
             if self._prompts is not None:
                 for size in reversed(self.padded_sizes):
                     self._prompts.capture(size)
-        self._stream.synchronize()  # behind it the copies from staging have run
+        self._stream.synchronize()
 
     def _launch_decode(
         self, group: StepGroup[EngineTask], slots: list[int], staging: HostStaging

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNMENT = 64  # bytes
+_MOST_VIEWS = 64
 
 
 class HostStaging:
@@ -32,19 +33,32 @@ class HostStaging:
         first chunk, above 0. Raises KernelUnavailableError for a GPU in a build without CUDA."""
         self._device = device
         self._chunks = [self._chunk(n_bytes)]
+        self._n_bytes = n_bytes  # of the last chunk
         self._n_used = 0  # bytes of the last chunk
+        # Of the last chunk, by begin, bytes and type. One launch mostly takes what another took,
+        # and to make a tensor costs far more than to find it, the more so behind a pause.
+        self._views: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     def take(self, n: int, dtype: torch.dtype) -> Tensor:
-        """[n] uninitialised elements, on 64 bytes. Allocates where the chunk is full."""
+        """[n] uninitialised elements, on 64 bytes. Allocates where the chunk is full. The tensor is
+        the taker's until `reset`; its shape must stay."""
         n_bytes = n * dtype.itemsize
         chunk = self._chunks[-1]
-        if self._n_used + n_bytes > len(chunk):
-            chunk = self._chunk(max(2 * len(chunk), n_bytes))
+        if self._n_used + n_bytes > self._n_bytes:
+            n_chunk_bytes = max(2 * self._n_bytes, n_bytes)
+            chunk = self._chunk(n_chunk_bytes)
             self._chunks.append(chunk)
-            self._n_used = 0
+            self._n_bytes, self._n_used = n_chunk_bytes, 0
+            self._views.clear()
         begin = self._n_used
         self._n_used += -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
-        return chunk[begin : begin + n_bytes].view(dtype)
+        key = (begin, n_bytes, dtype)
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) == _MOST_VIEWS:
+                self._views.clear()
+            view = self._views[key] = chunk[begin : begin + n_bytes].view(dtype)
+        return view
 
     def hold(self, values: Tensor) -> Tensor:
         """A copy of values, which are in host memory, in memory that is taken here."""

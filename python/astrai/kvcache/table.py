@@ -14,6 +14,8 @@ import torch
 from astrai import _C
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -54,16 +56,17 @@ class RequestTable:
         self._is_behind = n_update > 0
         return n_update
 
-    def write_update(self, spans: _C.DirtySpans, out: Tensor) -> None:
+    def write_update(self, spans: _C.DirtySpans, out: Tensor | npt.NDArray[np.int32]) -> None:
         """Write the entries of spans to out: all positions, then all slots.
 
         out: int32 [n_update_int32(spans)] in host memory. A position is an index into the flat
         table, which `PagePool` keeps within int32.
         """
-        _C.write_table_update(self._pool, spans, out.numpy())
+        array = out.numpy() if isinstance(out, torch.Tensor) else out
+        _C.write_table_update(self._pool, spans, array)
 
     def apply_update(self, update: Tensor) -> None:
         """Apply an update, already on the device, to the device table."""
-        positions, slots = update.view(2, -1)
-        self.device.view(-1).index_copy_(0, positions.to(torch.int64), slots)
+        positions, slots = update.chunk(2)
+        self.device.put_(positions.to(torch.int64), slots)
         self._is_behind = False

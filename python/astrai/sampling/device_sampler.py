@@ -173,7 +173,7 @@ class DeviceSampler(Sampler):
             rows = self._rows = self._rows_of(slots, n_padded)
         words[:] = rows.words
         positions = words[2 * n_padded : 4 * n_padded].view(np.int64)
-        positions[:n] = self._position[rows.at]
+        positions[:n] = drawn = self._position[rows.at]
         edits: list[tuple[int, LogitEdits]] = []
         errors: dict[int, str] = {}
         edit_rows = words[-n_padded:]
@@ -188,7 +188,7 @@ class DeviceSampler(Sampler):
                 continue
             edits.append((row, edit))
             edit_rows[row] = pool_row
-        self._position[rows.at] += 1
+        self._position[rows.at] = drawn + 1
         return RowPlan(
             slots, rows.generations, rows.has_wide, edits, rows.n_top, rows.masked, errors
         )

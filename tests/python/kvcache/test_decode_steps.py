@@ -100,3 +100,16 @@ def test_there_is_room_for_requests_of_the_whole_context():
 
     assert staged.fixed.batch.kv_cache.decode_stack_len == 8
     assert len(staged.fixed.batch.kv_cache.decode_units) >= 3 * 8
+
+
+def test_steps_of_as_many_rows_take_the_same_room_whatever_their_lengths():
+    pool, rows = make_pool([[1] * 3000, [2] * 9])
+    steps, staging = DecodeSteps(pool, n_extra=1), HostStaging(pool.device, 1 << 20)
+    behind = set()
+
+    for start in (20, 1500, 2999):
+        steps.stage(rows, [start, 8], 2, staging)
+        behind.add(staging.take(1, torch.int32).data_ptr())
+        staging.reset()
+
+    assert len(behind) == 1

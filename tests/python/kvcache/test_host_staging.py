@@ -39,6 +39,20 @@ def test_the_same_launches_allocate_once() -> None:
     assert len(set(seen[-1])) == 4
 
 
+def test_a_chunk_that_cannot_be_had_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = HostStaging(CPU, 64)
+
+    def fail(_: object, n_bytes: int) -> torch.Tensor:
+        raise MemoryError(n_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostStaging, "_chunk", fail)
+        with pytest.raises(MemoryError):
+            staging.take(40, torch.int32)
+
+    assert len(staging.take(40, torch.int32)) == 40
+
+
 def test_what_is_held_is_a_copy() -> None:
     values = torch.arange(12, dtype=torch.float32).view(3, 4)
     held = HostStaging(CPU).hold(values)
