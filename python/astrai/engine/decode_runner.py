@@ -58,6 +58,7 @@ class DecodeRunner:
         self._enable_cuda_graph = enable_cuda_graph
         max_rows = len(last_ids) - 1
         self._draw_words = last_ids.new_empty(RowDraw.n_words(max_rows))
+        self._outs: dict[int, RowDraw] = {}  # views of them, by number of rows
         self._logits_shape, self._dtype = (max_rows, vocab_size), dtype
         self._logits: Tensor | None = None  # made when a step first has to be drawn outside
         self._graphs: dict[tuple[int, int, str], torch.cuda.CUDAGraph] = {}
@@ -84,7 +85,7 @@ class DecodeRunner:
             self._logits = torch.empty(
                 self._logits_shape, dtype=self._dtype, device=self._last_ids.device
             )
-        logits = self._logits[: len(step.batch.position_ids)]
+        logits = self._logits[: step.n_rows]
         self._run(step, "logits", lambda: logits.copy_(self._forward(step)))
         return logits
 
@@ -106,7 +107,10 @@ class DecodeRunner:
         self.keep(out, params, step.batch.kv_cache.req_pool_indices)
 
     def _out(self, step: FixedStep) -> RowDraw:
-        return RowDraw.of(self._draw_words, len(step.batch.position_ids))
+        out = self._outs.get(step.n_rows)
+        if out is None:
+            out = self._outs[step.n_rows] = RowDraw.of(self._draw_words, step.n_rows)
+        return out
 
     def _run(self, step: FixedStep, kind: str, function: Callable[[], object]) -> None:
         if not self._enable_cuda_graph:
@@ -121,7 +125,7 @@ class DecodeRunner:
         self._graphs[key] = self._captured(function)
 
     def _key(self, step: FixedStep, kind: str) -> tuple[int, int, str]:
-        return len(step.batch.position_ids), step.batch.kv_cache.decode_stack_len, kind
+        return step.n_rows, step.batch.kv_cache.decode_stack_len, kind
 
     def _captured(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """The launches of a function whose kernels have all run before."""

@@ -226,7 +226,7 @@ class DeviceExecutor:
     def _read_back(
         self, plan: RowPlan, out: RowDraw | None, logits: Tensor | None, staging: HostStaging
     ) -> LaunchedRows:
-        return LaunchedRows(self._sampler, plan, out, logits, staging, self._idle)
+        return LaunchedRows(self._sampler, plan, out, logits, staging, self._idle, self._stream)
 
     def _has_fixed_decode(self, selection: Any) -> bool:
         """Whether steps of this selection can be fixed ones: graphs hold the kernels of automatic
@@ -268,9 +268,10 @@ class LaunchedRows:
         logits: Tensor | None,
         staging: HostStaging,
         idle: list[HostStaging],
+        stream: torch.cuda.Stream,
     ) -> None:
         """out: None when no row draws. logits: of the rows, where some ask for logprobs. staging:
-        of the launch; joins idle when the result is read."""
+        of the launch; joins idle when the result is read. stream: of the launch."""
         self._sampler = sampler
         self._plan = plan
         self._staging = staging
@@ -279,14 +280,14 @@ class LaunchedRows:
         self._tops: list[Tensor] | None = None
         if out is not None:
             self._words = self._to_host(out.words)
-            self._n_padded = len(out.token_ids)
+            self._n_padded = out.token_ids.numel()
         if out is not None and plan.n_top is not None and logits is not None:
             most = max(n for n in plan.n_top if n is not None)
             n = plan.n_rows
             tops = top_logprobs(logits[:n], out.token_ids[:n], most)
             self._tops = [self._to_host(part) for part in tops]
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-        self._done.record()
+        self._done.record(stream)
         self._is_done = False
 
     def wait(self) -> None:
@@ -306,10 +307,11 @@ class LaunchedRows:
             return SampledRows([], frozenset(), None)
         n = self._plan.n_rows
         words = self._words.numpy()
-        token_ids: list[int] = words[:n].tolist()
-        flags = words[self._n_padded :].view(np.uint8)[:n]
+        values: list[int] = words.tolist()
+        token_ids = values[:n]
         faulty_rows = frozenset[int]()
-        if flags.any():
+        if any(values[self._n_padded :]):  # one byte a row, and those of padding rows say nothing
+            flags = words[self._n_padded :].view(np.uint8)[:n]
             faulty_rows = frozenset(np.flatnonzero(flags).tolist())
         completed_rows, errors = self._sampler.note(self._plan, token_ids, faulty_rows)
         logprobs = None
@@ -321,5 +323,7 @@ class LaunchedRows:
 
     def _to_host(self, tensor: Tensor) -> Tensor:
         """Its copy, on its way."""
-        host = self._staging.take(tensor.numel(), tensor.dtype).view(tensor.shape)
+        host = self._staging.take(tensor.numel(), tensor.dtype)
+        if tensor.dim() > 1:
+            host = host.view(tensor.shape)
         return host.copy_(tensor, non_blocking=True)
