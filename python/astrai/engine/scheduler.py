@@ -13,7 +13,8 @@ Where the executor runs ahead, a step is planned and launched while the one befo
 and the tokens of that one are read afterwards: text and events run beside the device. A request
 that has ended, or was cancelled, in the meantime has a row in one step too many, which is dropped.
 Their events go out behind the launch of the step that was planned meanwhile: their readers then use
-the interpreter while this thread waits for the device, and not while it plans and launches.
+the interpreter while this thread waits for the device, and not while it plans and launches. With a
+target for the time between tokens they go out at once, for launches differ in length.
 
 Faults: a task whose logits are not finite, or whose sink raises, ends alone. A forward that fails
 under an explicitly selected backend ends the tasks of that selection. Anything else, and a kernel
@@ -234,8 +235,10 @@ class InferenceScheduler:
         """woken_at: when the thread turned to it, by reading what others had left."""
         began_at = time.perf_counter()
         self._computing_s = 0.0
-        if self._in_flight and not self._state.can_plan_ahead():
-            self._publisher.deliver()  # what is there need not wait for this step too
+        must_collect = self._in_flight is not None and not self._state.can_plan_ahead()
+        if must_collect or self._pace is not None:
+            self._publisher.deliver()
+        if must_collect:
             self._collect()
         plan: StepPlan[EngineTask] = self._state.plan()
         for task in plan.admitted:

@@ -159,6 +159,24 @@ def test_no_event_waits_for_the_step_behind_it() -> None:
         assert len({event.request_id for event in call}) == len(call)
 
 
+def test_with_a_target_no_event_waits_for_the_next_launch() -> None:
+    n_waiting: list[int] = []  # tokens that readers have not been told of, at each launch
+    model = ToyModel()
+    with toy_engine(model, itl_target_ms=1000.0) as engine:
+        sink = Collector()
+
+        def look() -> None:
+            n_drawn = engine.get_stats()["total_tokens"]
+            n_waiting.append(n_drawn - sum(len(event.token_ids) for event in sink.events))  # type: ignore[operator]
+
+        model.on_forward = look
+        for i in range(3):
+            request = GenerationRequest([i] * 20, greedy(20), every_token=True)
+            engine.client.submit(request, sink)
+        sink.wait(3)
+    assert len(n_waiting) >= 20 and set(n_waiting) == {0}
+
+
 def test_usage_counts_tokens_and_the_finish_reason_tells_the_truth() -> None:
     with toy_engine() as engine:
         forced = SamplingParams(temperature=0, max_tokens=9, logit_bias={END_ID: 100})
