@@ -24,7 +24,7 @@ START = (
 
 HOST = (
     "host work a step, 256 streams, ms",
-    "mean",
+    "best",
     {"qwen": ("-", "-"), "llama": ("-", "-")},
 )
 
@@ -39,7 +39,8 @@ def main() -> None:
         "(`benchmarks/serving/bench_http_engine.py`). W5 rows: TTFT p50/p99, time between events "
         "p50/p99, in ms, or output tokens a second of 256 requests. One run of each. The slower "
         "rate's requests were sent at once before, so that the cache held what the others' did. "
-        "Host work: what a step takes of the engine's thread besides waiting, HTTP beside it.",
+        "Host work: what a step takes of the engine's thread besides waiting, HTTP beside it; best "
+        "of five rounds.",
         "",
     ]
     for path in sorted(folder.glob("http_engine_*.json")):
