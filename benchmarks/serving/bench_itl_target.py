@@ -4,7 +4,8 @@
 
 Random bfloat16 weights of the shapes in `workloads.MODELS`, one engine for each target. The times
 between two tokens are those of the 64, from the arrival of the long prompt to its first token. Both
-files are written after every engine, so that a run cut short leaves what it has.
+files are written after every engine, so that a run cut short leaves what it has; text under
+"## What holds it" is written by hand, kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from benchmarks.serving import workloads
 from benchmarks.serving.bench_gpu_engine import machine
 from benchmarks.serving.gpu_engine import Client, WordTokenizer, random_model
+from benchmarks.serving.gpu_engine_table import NOTES
 from benchmarks.serving.timeline import Timeline, percentile, ttft_ms
 
 from astrai.engine import InferenceEngine
@@ -49,9 +51,9 @@ def main() -> None:
         for target_ms in TARGETS[name]:
             n_output = args.n_output or N_OUTPUT[name]
             row = measure(model, target_ms, args.n_long, n_output, ARRIVES_AFTER_S[name])
-            rows.append({"model": name, "itl_target_ms": target_ms, **row})
+            rows.append({"model": name, "itl_target_ms": target_ms, "commit": args.commit, **row})
             print(rows[-1], flush=True)
-            write(args.out, args.commit, rows)
+            write(args.out, machine(args.commit), rows)
 
 
 def measure(
@@ -94,8 +96,7 @@ def itl_within(timelines: list[Timeline], begin: float, end: float) -> list[floa
     ]
 
 
-def write(folder: Path, commit: str, rows: list[Row]) -> None:
-    about = machine(commit)
+def write(folder: Path, about: dict[str, Any], rows: list[Row]) -> None:
     result = {"machine": about, "rows": rows}
     (folder / "itl_target.json").write_text(json.dumps(result, indent=1) + "\n")
     lines = [
@@ -107,16 +108,19 @@ def write(folder: Path, commit: str, rows: list[Row]) -> None:
         f"{N_LONG} tokens that arrives. Milliseconds between two tokens of the {N_RUNNING} until",
         "the first token of the long prompt, and the time to that.",
         "",
-        "| model | target, ms | ITL p50 | ITL p99 | longest | TTFT of the long prompt, s | steps |",
-        "|---|---|---|---|---|---|---|",
+        "| model | target, ms | ITL p50 | ITL p99 | longest | TTFT of the long prompt, s | steps "
+        "| at commit |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         itl, target = row["itl_ms"], row["itl_target_ms"]
         cells = [row["model"], "none" if target is None else f"{target:g}"]
         cells += [f"{itl[key]:.1f}" for key in ("p50", "p99", "max")]
-        cells += [f"{row['long_ttft_ms'] / 1e3:.2f}", str(row["steps"])]
+        cells += [f"{row['long_ttft_ms'] / 1e3:.2f}", str(row["steps"]), row["commit"]]
         lines.append(f"| {' | '.join(cells)} |")
-    (folder / "itl_target.md").write_text("\n".join(lines) + "\n")
+    target = folder / "itl_target.md"
+    _, mark, notes = target.read_text().partition(NOTES) if target.exists() else ("", "", "")
+    target.write_text("\n".join(lines) + "\n" + mark + notes)
 
 
 if __name__ == "__main__":
