@@ -64,6 +64,10 @@ def model_rows(
         ),
         ("KV cache", _kv_cache(engine)),
     ]
+    if settings.itl_target_ms is not None:
+        rows.append(
+            ("tokens", f"{settings.itl_target_ms:g} ms apart, which chunks of prompts keep")
+        )
     if engine.batch_invariant:
         rows.append(("answers", "the same to the bit whatever runs beside them"))
     if settings.generation_config == "auto":

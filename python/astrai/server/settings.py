@@ -101,6 +101,7 @@ class ServerSettings:
         ENGINE,
         "milliseconds between two tokens that chunks of prompts should keep; left out: no aim",
         minimum=0.1,
+        maximum=100_000,
     )
     gpu_memory_utilization: float = _setting(
         0.9,

@@ -223,6 +223,7 @@ def test_a_text_is_read_as_its_option_s_kind(key: str, text: str, value: object)
         ("port", "1.0", "port should be a whole number, got '1.0'"),
         ("port", "70000", "port is 70000; it should be at most 65535"),
         ("itl_target_ms", "nan", "it should be at least 0.1"),
+        ("itl_target_ms", "inf", "it should be at most 100000"),
         ("itl_target_ms", "", "should be a number, got ''"),
         ("cuda_graph", "1", "cuda_graph should be true or false, got '1'"),
         ("kv_mode", "both", "accepted are paged, contiguous"),

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shown(folder: Path, **settings: str) -> dict[str, str]:
+def shown(folder: Path, **settings: object) -> dict[str, str]:
     loaded = load_model(folder, device="cpu", dtype="float32", progress=False)
     with InferenceEngine(loaded.model, None, sampling_defaults=loaded.sampling) as engine:
         given = ServerSettings(**settings)  # type: ignore[arg-type]
@@ -59,7 +59,8 @@ def test_the_summary_describes_the_model(folder: Path) -> None:
     assert rows["device"].startswith("cpu, 0 MB of weights in float32, loaded in ")
     assert rows["context"] == "200 tokens (RoPE scaling linear), windows of 9"
     assert rows["text"] == "no tokenizer: token ids only; texts end at ids 2, 5, 7"
-    assert "sampling" not in rows
+    assert "sampling" not in rows and "tokens" not in rows
+    assert shown(folder, itl_target_ms=50.0)["tokens"].startswith("50 ms apart")
 
 
 def test_the_summary_tells_the_sampling_defaults_in_force(folder: Path) -> None:
