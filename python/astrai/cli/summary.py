@@ -66,7 +66,10 @@ def model_rows(
     ]
     if settings.itl_target_ms is not None:
         rows.append(
-            ("tokens", f"{settings.itl_target_ms:g} ms apart, which chunks of prompts keep")
+            (
+                "tokens",
+                f"{settings.itl_target_ms:g} ms apart or less, as far as chunks of prompts decide",
+            )
         )
     if engine.batch_invariant:
         rows.append(("answers", "the same to the bit whatever runs beside them"))

@@ -32,8 +32,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """ "auto" is bfloat16 on a GPU and float32 on a CPU, where the same question then has the same
-    answer with and without cached pages."""
+    """ "auto" is bfloat16 on a GPU and float32 on a CPU, whose finer rounding hardly ever lets
+    cached pages change a greedy answer."""
     if isinstance(dtype, torch.dtype):
         if dtype not in _DTYPES.values():
             raise ValueError(f"dtype {dtype} cannot be served; use float32, bfloat16 or float16.")
